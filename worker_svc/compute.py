@@ -18,6 +18,7 @@ from worker_svc.core.attention.flash_attention import FlashAttention, find_flash
 from worker_svc.core.attention.torch_backend import TorchAttention
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.device_slots import DeviceSlots
+from worker_svc.core.formats.fp8_channel import has_fp8
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.linear.table import Line, many_rows_tiles
 from worker_svc.core.kernels.linear.ways import Kind, ManyRowsTile, Product
@@ -40,7 +41,6 @@ _log = logging.getLogger(__name__)
 _PREFILL_CHOSEN = "prefill attention chosen"
 
 _HOPPER = (9, 0)
-_FIRST_WITH_EIGHT_BITS = (8, 9)  # Ada
 _FLASH_HEAD_DIMS = (64, 128)
 _MOST_COMPILING = 16  # kernels at a time
 
@@ -250,7 +250,7 @@ def choose_compute(
         shape,
         num_heads,
         has_triton=has_triton,
-        has_eight_bits=device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_WITH_EIGHT_BITS,
+        has_eight_bits=has_fp8(device),
         is_interpreted=has_triton and requested == "triton" and _is_interpreted(),
     )
     if choice.name == "torch":

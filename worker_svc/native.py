@@ -17,6 +17,8 @@ from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.layers.delta_rule import delta_rule_state
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import AttentionSpec
+from worker_svc.core.operations.interface import Operations
+from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.quantization.choice import choose_quantization
 from worker_svc.core.quantization.spec import Fp8OnlineSpec
 from worker_svc.device import choose_dtype
@@ -50,7 +52,8 @@ class NativeLoader:
         """Implement `Loader.describe`."""
         config, group = self._config, Group(options.rank, options.world_size)
         dtype = choose_dtype(options.dtype, config.dtype, device)
-        plain = Placement(torch.device("meta"), dtype, group, quantization=config.quantization)
+        operations = _operations(device)
+        plain = Placement(torch.device("meta"), dtype, group, operations, config.quantization)
         method = config.quantization.method if config.quantization is not None else None
         num_bytes = num_weights_bytes(config, plain)
         return ModelDescription(
@@ -93,7 +96,7 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
     )
     placement = replace(plain, operations=compute.operations)
     if source.budget is not None:
-        source.budget.check_weights(num_weights_bytes(config, plain))
+        source.budget.check_weights(num_weights_bytes(config, placement))
     model = CausalLM(config.decoder, placement, source.max_model_len)
     _fill(source, config, placement)
     model.prepare()
@@ -132,9 +135,18 @@ def _kv_scales(source: ModelSource, config: ModelConfig) -> KVScales | None:
     return scales
 
 
-def num_weights_bytes(config: ModelConfig, plain: Placement) -> int:
+def _operations(device: torch.device) -> Operations:
+    """Those that would compute there, unless other ones are asked for."""
+    if device.type != "cuda":
+        return TorchOperations()
+    from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
+
+    return TritonOperations(device, ())
+
+
+def num_weights_bytes(config: ModelConfig, placement: Placement) -> int:
     """The bytes that this rank's weights will take: the model is built without memory."""
-    meta = replace(plain, device=torch.device("meta"), wanted=[], conversions=[])
+    meta = replace(placement, device=torch.device("meta"), wanted=[], conversions=[])
     CausalLM(config.decoder, meta, max_model_len=1)
     return sum(tensor.destination.nbytes for tensor in meta.weights)
 
@@ -175,8 +187,8 @@ def _tell_conversions(config: ModelConfig, placement: Placement) -> None:
         return
     num_bytes: dict[torch.dtype, int] = defaultdict(int)
     for conversion in placement.conversions:
-        weight = conversion.made["weight"].destination
-        num_bytes[weight.dtype] += weight.nbytes
+        made = [each.destination for each in conversion.made.values()]
+        num_bytes[made[0].dtype] += sum(each.nbytes for each in made)  # the numbers come first
     for dtype, size in num_bytes.items():
         name = str(dtype).removeprefix("torch.")
         event = "weights widened" if dtype == placement.dtype else "weights converted"

@@ -78,7 +78,7 @@ def load_weights(
         num_bytes = carry([loads[id(tensor)] for tensor in wanted], bar)
         for batch in _batches(conversions):
             num_bytes += _convert(batch, loads, bar)
-    if conversions and conversions[0].made["weight"].destination.is_cuda:
+    if conversions and next(iter(conversions[0].made.values())).destination.is_cuda:
         torch.cuda.empty_cache()  # of what was read and converted
     return num_bytes
 

@@ -1,13 +1,16 @@
 """Writes safetensors files with random weights for the config.json in a folder: `bench.rig.random_weights FOLDER`.
 
-Norms are one, biases zero, all else is drawn around zero, in bf16, on the GPU if there is one.
+Norms are one, biases zero, all other floats are drawn around zero, in bf16, on the GPU if there is one; of what is
+stored in fewer bits these are drawn, and scales are such that weights are about as large.
 """
 
 import json
 import struct
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,50 +24,81 @@ from worker_svc.model_config import read_model_config
 FILE_BYTES = 2 << 30  # a file is closed when it has become longer
 DEVIATION = 0.02
 DTYPE = torch.bfloat16
+_NAMES = {torch.bfloat16: "BF16", torch.int32: "I32", torch.uint8: "U8"}
+_SCALE, _EXPONENT = 0.004, 127 - 7  # of numbers of 4 bits: integers, floats
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def draw(self) -> torch.Tensor:
+        """On the CPU."""
+        if self.name.endswith("norm.weight"):
+            return torch.ones(self.shape, dtype=self.dtype)
+        if self.name.endswith("bias"):
+            return torch.zeros(self.shape, dtype=self.dtype)
+        if self.name.endswith("scales"):
+            value = _SCALE if self.dtype.is_floating_point else _EXPONENT
+            return torch.full(self.shape, value, dtype=self.dtype)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.dtype.is_floating_point:
+            return torch.empty(self.shape, dtype=self.dtype, device=device).normal_(0.0, DEVIATION).cpu()
+        drawn = torch.randint(256, (self.num_bytes,), dtype=torch.uint8, device=device)
+        return drawn.cpu().view(self.dtype).view(self.shape)
 
 
 def write(folder: Path) -> int:
     """Writes all files and their index; the bytes of all tensors."""
-    placement = Placement(torch.device("meta"), DTYPE)
-    CausalLM(read_model_config(read_checkpoint(folder)).decoder, placement, max_model_len=16)
-    files: list[dict[str, tuple[int, ...]]] = [{}]
+    config = read_model_config(read_checkpoint(folder))
+    placement = Placement(torch.device("meta"), DTYPE, quantization=config.quantization)
+    CausalLM(config.decoder, placement, max_model_len=16)
+    files: list[list[_Tensor]] = [[]]
     size = 0
-    for name, shape in {shard.name: shard.shape for shard in placement.wanted}.items():
+    for tensor in _stored(placement):
         if size > FILE_BYTES:
-            files.append({})
+            files.append([])
             size = 0
-        files[-1][name] = shape
-        size += _num_bytes(shape)
+        files[-1].append(tensor)
+        size += tensor.num_bytes
     names = [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
     with ThreadPoolExecutor() as threads:
         list(threads.map(_write_file, [folder / name for name in names], files))
-    weight_map = {tensor: name for name, tensors in zip(names, files, strict=True) for tensor in tensors}
+    weight_map = {each.name: name for name, tensors in zip(names, files, strict=True) for each in tensors}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), "utf-8")
-    return sum(_num_bytes(shape) for tensors in files for shape in tensors.values())
+    return sum(each.num_bytes for tensors in files for each in tensors)
 
 
-def _write_file(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
+def _stored(placement: Placement) -> Iterable[_Tensor]:
+    """Every tensor of the checkpoint once."""
+    wanted = [*placement.wanted, *(each for made in placement.conversions for each in made.stored.values())]
+    # Scales are read as 32-bit floats from any.
+    found = {
+        each.name: _Tensor(
+            each.name, each.shape, DTYPE if each.destination.dtype.is_floating_point else each.destination.dtype
+        )
+        for each in wanted
+    }
+    return found.values()
+
+
+def _write_file(path: Path, tensors: list[_Tensor]) -> None:
     described, offset = {}, 0
-    for name, shape in tensors.items():
-        end = offset + _num_bytes(shape)
-        described[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
+    for each in tensors:
+        end = offset + each.num_bytes
+        described[each.name] = {"dtype": _NAMES[each.dtype], "shape": each.shape, "data_offsets": [offset, end]}
         offset = end
     head = json.dumps(described).encode()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(head)) + head)
-        for name, shape in tensors.items():
-            if name.endswith("norm.weight"):
-                made = torch.ones(shape, dtype=DTYPE)
-            elif name.endswith(".bias"):
-                made = torch.zeros(shape, dtype=DTYPE)
-            else:
-                made = torch.empty(shape, dtype=DTYPE, device=device).normal_(0.0, DEVIATION).cpu()
-            file.write(made.view(torch.uint8).numpy().data)
-
-
-def _num_bytes(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel() * DTYPE.itemsize
+        for each in tensors:
+            file.write(each.draw().view(torch.uint8).numpy().data)
 
 
 def main() -> None:

@@ -69,6 +69,8 @@ class Shape:
     window: int | None = None  # tokens that all layers but those that see all see
     num_full_layers: int = 0  # with a window: those that see all
     quantization: str | None = None  # as engines are asked to round weights when they read them
+    layer_bits: float = 8 * _BYTES  # of a number of layers' matrices, as it is read for a product, with its scales
+    expert_bits: float | None = None  # of experts; None: as of the rest
     fields: Mapping[str, Any] = field(default_factory=dict)  # of config.json, beside the dimensions
 
     @property
@@ -111,8 +113,13 @@ class Shape:
 
     def weight_bytes(self, num_tokens: int) -> float:
         """Bytes of weights that a step of so many tokens reads; the head stays in bf16."""
-        layers = self._layer_parameters(self.experts.read(num_tokens) if self.experts else 0)
-        return layers * (_BYTES if self.quantization is None else 1) + self.head_parameters * _BYTES
+        head = self.head_parameters * _BYTES
+        if self.experts is None:
+            return self._layer_parameters(0) * self.layer_bits / 8 + head
+        layers = self._layer_parameters(self.experts.read(num_tokens))
+        rest = self._layer_parameters(0)
+        bits = self.layer_bits if self.expert_bits is None else self.expert_bits
+        return (rest * self.layer_bits + (layers - rest) * bits) / 8 + head
 
     def kv_bytes(self, context: int) -> int:
         """Bytes of keys and values that a token reads after `context` tokens, in bf16."""
@@ -154,11 +161,15 @@ _QWEN3: dict[str, Any] = {
 }
 
 
-def _qwen3(*dimensions: int, **more: Any) -> Shape:
+_AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+
+
+def _qwen3(*dimensions: int, quantization_config: Mapping[str, Any] | None = None, **more: Any) -> Shape:
     """hidden_size, num_layers, num_heads and intermediate_size."""
     hidden_size, num_layers, num_heads, intermediate_size = dimensions
+    fields = _QWEN3 if quantization_config is None else {**_QWEN3, "quantization_config": quantization_config}
     return Shape(
-        "Qwen3ForCausalLM", hidden_size, num_layers, num_heads, 8, 128, intermediate_size, fields=_QWEN3, **more
+        "Qwen3ForCausalLM", hidden_size, num_layers, num_heads, 8, 128, intermediate_size, fields=fields, **more
     )
 
 
@@ -176,10 +187,13 @@ def _llama3(factor: float) -> dict[str, Any]:
     }
 
 
+_EMBEDDINGS = "model.embed_tokens", "lm_head"
+
 SHAPES = {
     "0.6b": _qwen3(1024, 28, 16, 3072, has_tied_head=True),
     "8b": _qwen3(4096, 36, 32, 12288),
-    "8b-fp8": _qwen3(4096, 36, 32, 12288, quantization="fp8"),
+    "8b-fp8": _qwen3(4096, 36, 32, 12288, quantization="fp8", layer_bits=8),
+    "8b-awq": _qwen3(4096, 36, 32, 12288, layer_bits=4 + (16 + 4) / _AWQ["group_size"], quantization_config=_AWQ),
     # The layers of 0.6b, and a vocabulary that a tokenizer was trained to on text.
     "v32k": _qwen3(
         1024, 28, 16, 3072, has_tied_head=True, vocab_size=NUM_TRAINED + len(SPECIAL_TOKENS), has_texts=True
@@ -279,6 +293,42 @@ SHAPES = {
             "topk_group": 1,
             "topk_method": "greedy",
             "v_head_dim": 128,
+        },
+    ),
+    "gpt-oss-20b": Shape(  # with experts of 4-bit floats, as it is published
+        "GptOssForCausalLM",
+        *(2880, 24, 64, 8, 64, 2880),
+        vocab_size=201_088,
+        experts=Experts(32, 4, 2880),
+        expert_bits=4 + 8 / 32,
+        window=128,
+        num_full_layers=12,
+        fields={
+            **_SILU,
+            "model_type": "gpt_oss",
+            "attention_bias": True,
+            "experts_per_token": 4,
+            "initial_context_length": 4096,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "max_position_embeddings": 131_072,
+            "num_experts_per_tok": 4,
+            "num_local_experts": 32,
+            "quantization_config": {
+                "quant_method": "mxfp4",
+                "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", *_EMBEDDINGS],
+            },
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
+            "rope_theta": 150_000,
+            "sliding_window": 128,
+            "swiglu_limit": 7.0,
         },
     ),
 }

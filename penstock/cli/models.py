@@ -38,7 +38,7 @@ _FORMATS = (
     ("modelopt", f"8-bit floats with one scale (FP8): {_KEPT}; NVFP4: {_WIDENED}"),
     ("awq", f"4 bits, in the layout gemm: {_WIDENED}"),
     ("gptq", f"4 or 8 bits, both layouts of zeros, inputs in any order (desc_act): {_WIDENED}"),
-    ("mxfp4", f"experts of gpt-oss as published: {_WIDENED}"),
+    ("mxfp4", "experts of gpt-oss as published: multiplied as stored"),
     ("--quantization fp8", f"a dense checkpoint, rounded to 8-bit floats with a scale for each output: {_KEPT}"),
 )
 _PROOF = (
@@ -51,8 +51,9 @@ _PROOF_OF_FORMATS = (
     "Each format equals the weights that plain arithmetic makes of it, on one rank and on two and three, merged and "
     "cut (tests/unit/worker/test_formats.py), and models of several families with these in transformers' classes "
     "(tests/parity/test_quantized_parity.py); what compressed-tensors itself writes, gpt-oss's experts and blocks of 8 "
-    "bits equal what that package and transformers read. Experts and heads are always widened; routers are dense. An "
-    "8-bit cache's scales are left out, with a warning."
+    "bits equal what that package and transformers read. Heads are always widened; routers are dense. Experts of 8-bit "
+    "floats (blocks, too) and of MXFP4 are multiplied as they are stored, with inputs in the model's dtype, where "
+    "kernels compute. An 8-bit cache's scales are left out, with a warning."
 )
 
 

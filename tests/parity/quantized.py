@@ -259,6 +259,8 @@ CASES = [
         16,
         "weight_scale",
     ),
+    # Of which kernels for experts take a step at once.
+    _blocks("fp8_block_wide", {"quant_method": "fp8", "weight_block_size": [16, 32], "fmt": "e4m3"}, 16, 32),
 ]
 CASES += [
     _words("awq", awq, of_awq, {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}, group=16),

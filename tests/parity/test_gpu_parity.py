@@ -75,6 +75,8 @@ VARIANTS = (
 # apart. For the same prompts plain torch in bf16 is off by 0.55 once (Qwen2) and not at the maximum in up to 8 % of the
 # tokens; rounding moves transformers' own logits by up to 0.6. What is wrong is off by several units, and often.
 MAX_GAP = 0.75
+# Of Qwen3-Next plain torch on a CPU is off by 0.71 once, and not at the maximum in 5 % of the tokens.
+QWEN3_NEXT_GAP = 1.0
 MAX_SHARE_OFF = 0.15
 # A logprob is off by the errors of its logit and of the sum over all, as a gap is by those of two logits: the same
 # bound. Plain torch on a CPU in bf16 is off by up to 0.22, and by 0.027 in the mean (Qwen2).
@@ -110,11 +112,13 @@ def rounding(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / torch.finfo(torch.bfloat16).eps
 
 
-def assert_near_the_likeliest(model: PreTrainedModel, drives: list[Drive], dtype: torch.dtype = torch.bfloat16) -> None:
+def assert_near_the_likeliest(
+    model: PreTrainedModel, drives: list[Drive], dtype: torch.dtype = torch.bfloat16, max_gap: float = MAX_GAP
+) -> None:
     model.to("cuda", torch.float32)
     answers = [Answered.of(each) for each in drives]
     found = torch.cat([gaps(expected_logprobs(model, each), each) for each in answers])
-    assert float(found.max()) < MAX_GAP * rounding(dtype)
+    assert float(found.max()) < max_gap * rounding(dtype)
     assert float((found > 0).float().mean()) < MAX_SHARE_OFF * rounding(dtype)
 
 
@@ -125,7 +129,7 @@ def check_tokens(directory: Path, variant: Variant, dtype: torch.dtype, stagger:
     loaded.runner._cache.values.fill_(torch.nan)
     drives = sequences(Sampling(temperature=0.0))
     drive(loaded.runner, drives, chunk=100, window=3, stagger=stagger)
-    assert_near_the_likeliest(model, drives, dtype)
+    assert_near_the_likeliest(model, drives, dtype, QWEN3_NEXT_GAP if variant.name == "qwen3_next" else MAX_GAP)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)

@@ -1,8 +1,11 @@
 """What `penstock bench gpu` counts is what there was, however the bytes arrive; floors follow from sizes."""
 
 import asyncio
+import json
 import math
+import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,15 @@ from tokenizers import Tokenizer
 from bench.rig.checkpoint import write_tokenizer
 from bench.rig.completions import Connection
 from bench.rig.engines import max_model_len
+from bench.rig.random_weights import write
 from bench.rig.shapes import SHAPES, write_shape
 from bench.rig.work import Ceilings, as_text, floor_s, make_work
 from servicekit.checkpoint.model import read_checkpoint
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.layers.placement import Placement
+from worker_svc.factory import load_runner
 from worker_svc.model_config import read_model_config
+from worker_svc.runner_options import RunnerOptions
 
 STREAM = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -112,6 +118,7 @@ def test_a_refusal_ends_the_client() -> None:
         ("30b-a3b", 30.2, 48 * 4 * 128 * 4),
         ("gemma-4b", 3.88, 34 * 4 * 256 * 4),
         ("v2-lite", 15.5, 27 * 576 * 2),
+        ("gpt-oss-20b", 20.3, 24 * 8 * 64 * 4),
     ],
 )
 def test_sizes_are_those_of_the_published_models(name: str, billions: float, kv_bytes: int) -> None:
@@ -126,7 +133,11 @@ def test_matrices_of_a_shape_are_those_of_the_model_that_is_served(name: str, tm
     shape, config = SHAPES[name], read_model_config(read_checkpoint(tmp_path))
     placement = Placement(torch.device("meta"), torch.bfloat16)
     CausalLM(config.decoder, placement, max_model_len=16)
-    matrices = {each.name: math.prod(each.shape) for each in placement.wanted if len(each.shape) > 1}
+    matrices = {
+        each.name: math.prod(each.shape)
+        for each in placement.wanted
+        if len(each.shape) > 1 and not each.name.endswith("bias")
+    }
     stored = sum(matrices.values()) - (0 if shape.has_tied_head else shape.head_parameters)
     assert shape.num_parameters == stored
     windows = [each.window for each in config.decoder.attentions]
@@ -142,6 +153,24 @@ def test_a_step_reads_the_experts_that_its_tokens_choose_and_what_windows_see() 
     gemma = SHAPES["gemma-4b"]
     assert gemma.kv_bytes(5000) == (29 * 1024 + 5 * 5000) * 4 * 256 * 4
     assert SHAPES["8b-fp8"].weight_bytes(1) == SHAPES["8b"].num_parameters + SHAPES["8b"].head_parameters
+    layers, head = (SHAPES["8b"].num_parameters - SHAPES["8b"].head_parameters), 2 * SHAPES["8b"].head_parameters
+    assert SHAPES["8b-awq"].weight_bytes(1) == pytest.approx(layers * (128 * 4 + 16 + 4) / 128 / 8 + head)
+    oss = SHAPES["gpt-oss-20b"]
+    rest = 2 * (oss.token_parameters - 4 * 24 * 3 * 2880 * 2880 + oss.head_parameters)
+    assert oss.weight_bytes(1) == pytest.approx(rest + 4 * 24 * 3 * 2880 * 2880 * 4.25 / 8)
+
+
+@pytest.mark.parametrize("name", ["8b-awq", "gpt-oss-20b"])
+def test_random_weights_of_a_quantized_shape_are_all_that_a_worker_reads(name: str, tmp_path: Path) -> None:
+    shape = SHAPES[name]
+    fields = dict(shape.fields)
+    fields |= {"layer_types": fields["layer_types"][:2]} if "layer_types" in fields else {}
+    few = replace(shape, num_layers=2, hidden_size=256, intermediate_size=256, vocab_size=300, fields=fields)
+    (tmp_path / "config.json").write_text(json.dumps(few.config), "utf-8")
+    num_bytes = write(tmp_path)
+    loaded = load_runner(RunnerOptions(str(tmp_path), device="cpu", num_blocks=20, max_model_len=32), time.monotonic_ns)
+    assert num_bytes < 2 * few.num_parameters
+    loaded.close()
 
 
 def test_engines_have_the_context_that_rows_need() -> None:

@@ -1,5 +1,6 @@
 """Mixtures of experts as values and as weights: what counts for what, what ranks have, what is refused."""
 
+import math
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -13,14 +14,29 @@ from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.distributed import Group
+from worker_svc.core.formats.stacked.choice import FLOATS_ALONE, find_stacked_reading, kernel_forms
+from worker_svc.core.formats.stacked.floats import StackedFloatsFormat
+from worker_svc.core.formats.stacked.fp4 import StackedFp4Format, pack_fp4
+from worker_svc.core.formats.stacked.fp8 import StackedFp8, StackedFp8Format
+from worker_svc.core.formats.stacked.interface import StackedFormat
 from worker_svc.core.kernels.linear.ways import Product
 from worker_svc.core.layers.experts import Router
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.layers.stacked import StackedLinear
+from worker_svc.core.layers.stacked import StackedLinear, inputs_together
 from worker_svc.core.models.spec import ExpertsSpec, GatedMLPSpec, RouterSpec, StoredRows
+from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.quantization.choice import parse_quantization
-from worker_svc.core.quantization.spec import Fp8ChannelSpec, Mxfp4Spec, QuantizationSpec
+from worker_svc.core.quantization.spec import (
+    AwqSpec,
+    FormatSpec,
+    Fp8BlockSpec,
+    Fp8ChannelSpec,
+    Fp8OnlineSpec,
+    Fp8TensorSpec,
+    Mxfp4Spec,
+    QuantizationSpec,
+)
 from worker_svc.products import model_products
 from worker_svc.weights import load_weights
 
@@ -120,8 +136,17 @@ def test_what_a_mixture_does_not_have_is_refused_by_name(
     assert caught.value.code is ErrorCode.UNIMPLEMENTED
 
 
+class Kernels(TorchOperations):
+    """Multiplies experts as they are stored."""
+
+    expert_forms = kernel_forms(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("operations", [TorchOperations(), Kernels()], ids=["widened", "as stored"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_quantized_experts_are_those_that_they_stand_for_on_each_rank(tmp_path: Path, case: Case) -> None:
+def test_quantized_experts_are_those_that_they_stand_for_on_each_rank(
+    tmp_path: Path, case: Case, operations: TorchOperations
+) -> None:
     torch.manual_seed(8)
     names = [f"e.{number}.{name}" for number in range(3) for name in ("gate", "up", "down")]
     quantized = {name: case.quantize(torch.randn(32, 96) if "down" in name else torch.randn(96, 32)) for name in names}
@@ -132,15 +157,58 @@ def test_quantized_experts_are_those_that_they_stand_for_on_each_rank(tmp_path: 
     spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(96, gate, up, down))
     quantization = parse_quantization(case.config)
     for rank in range(2):
-        placement = Placement(torch.device("cpu"), torch.float32, Group(rank, 2), quantization=quantization)
-        part = placement.columns(96, 16)
+        placement = Placement(torch.device("cpu"), torch.float32, Group(rank, 2), operations, quantization)
+        part = placement.columns(96, math.lcm(16, inputs_together(placement, spec, down)))
         inputs = StackedLinear(placement, spec, [Projection(each, 96, part) for each in (gate, up)], 32)
         output = StackedLinear(placement, spec, [Projection(down, 32, slice(0, 32))], 96, part)
         load_weights(tmp_path, placement.wanted, placement.conversions, unused_suffixes=quantization.unused)
         for number in range(3):
             expected = torch.cat([whole[f"e.{number}.{name}"][part] for name in ("gate", "up")])
-            torch.testing.assert_close(inputs.weight[number], expected)
-            torch.testing.assert_close(output.weight[number], whole[f"e.{number}.down"][:, part])
+            torch.testing.assert_close(inputs.weight.of(number), expected)
+            torch.testing.assert_close(output.weight.of(number), whole[f"e.{number}.down"][:, part])
+        assert inputs.weight.inputs == 32
+        assert inputs.weight.outputs == 2 * (part.stop - part.start)
+
+
+@pytest.mark.parametrize(
+    ("spec", "form"),
+    [
+        (Fp8ChannelSpec(rounds_inputs=True), StackedFp8Format()),
+        (Fp8TensorSpec(rounds_inputs=True), StackedFp8Format()),
+        (Fp8OnlineSpec(), StackedFp8Format()),
+        (Fp8BlockSpec(16, 128, "weight_scale"), StackedFp8Format(128)),
+        (Fp8BlockSpec(16, 20, "weight_scale"), None),  # groups of which kernels cannot take a step
+        (Mxfp4Spec(has_blocks=False), StackedFp4Format()),
+        (AwqSpec(128), None),
+    ],
+)
+def test_experts_are_kept_in_the_form_that_kernels_multiply(spec: FormatSpec, form: StackedFormat | None) -> None:
+    quantization = QuantizationSpec(spec, ignored=("e.0",))
+    kept = find_stacked_reading(quantization, "e.1", Kernels.expert_forms).multiplied
+    expected = form if form is not None else StackedFloatsFormat()
+    assert (type(kept), kept.unit, kept.pieces) == (type(expected), expected.unit, expected.pieces)
+    for name, forms in (("e.1", FLOATS_ALONE), ("e.0", Kernels.expert_forms)):
+        assert isinstance(find_stacked_reading(quantization, name, forms).multiplied, StackedFloatsFormat)
+    # Of one product, all are multiplied in one form.
+    placement = Placement(torch.device("meta"), torch.bfloat16, operations=Kernels(), quantization=quantization)
+    assert all(
+        isinstance(each.multiplied, StackedFloatsFormat) for each in placement.stacked_readings_of(["e.0", "e.1"])
+    )
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_outputs_of_stored_experts_are_scaled(factor: float) -> None:
+    packed, exponents = (
+        torch.randint(256, (2, 6, 48), dtype=torch.uint8),
+        torch.randint(90, 150, (2, 6, 3)).to(torch.uint8),
+    )
+    found = [pack_fp4(*each) for each in zip(packed, exponents, strict=True)]
+    fours = StackedFp4Format().stack({name: torch.stack([each[name] for each in found]) for name in found[0]})
+    eights = StackedFp8(torch.randn(2, 6, 96).to(torch.float8_e4m3fn), torch.rand(2, 6, 3), 32)
+    for weight in (fours, eights):
+        before = weight.of(1)
+        weight.scale_outputs(factor)
+        torch.testing.assert_close(weight.of(1), before * factor)
 
 
 @pytest.mark.parametrize("layout", ["stacked", "transposed"])
@@ -183,6 +251,10 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
         load_weights(tmp_path, placement.wanted)
 
 
+def floats(linear: StackedLinear) -> Tensor:
+    return torch.stack([linear.weight.of(expert) for expert in range(linear.weight.count)])
+
+
 def stored(layout: Layout, weights: Tensor, biases: Tensor) -> dict[str, Tensor]:
     if layout == "single":
         of_kinds = {"weight": weights, "bias": biases}
@@ -206,8 +278,8 @@ def test_ranks_have_their_part_of_every_expert_and_one_adds_the_bias(tmp_path: P
         found.append(StackedLinear(placement, spec, [Projection(rows, 8, slice(0, 8))], 40, part))
         load_weights(tmp_path, placement.wanted)
         found[-1].prepare()
-    assert torch.cat([each.weight for each in found], 2).equal(weights)
-    assert found[0].weight.shape[2] == 32
+    assert torch.cat([floats(each) for each in found], 2).equal(weights)
+    assert found[0].weight.inputs == 32
     summed = sum(each.bias for each in found if each.bias is not None)
     assert isinstance(summed, Tensor)
     assert summed.equal(biases)
@@ -224,6 +296,6 @@ def test_outputs_that_stand_in_turns_are_told_apart(tmp_path: Path) -> None:
         linear = StackedLinear(placement, spec, [Projection(each, 4, mine) for each in rows], 5)
         load_weights(tmp_path, placement.wanted)
         order = [4 * rank, 4 * rank + 2, 4 * rank + 1, 4 * rank + 3]
-        assert linear.weight.equal(weights[:, order])
+        assert floats(linear).equal(weights[:, order])
         assert linear.bias is not None
         assert linear.bias.equal(biases[:, order])

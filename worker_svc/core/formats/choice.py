@@ -46,10 +46,10 @@ _WIDENED: dict[type, Callable[[Any], StoredFormat]] = {
 }
 
 
-def find_reading(quantization: QuantizationSpec | None, name: str, *, widens: bool = False) -> Reading:
+def find_reading(quantization: QuantizationSpec | None, name: str, *, widens: bool = False) -> Reading[Format]:
     """The way to read the layer called `name` in the checkpoint.
 
-    widens: for a product of floats alone, as experts and heads are.
+    widens: for a product of floats alone, as heads are.
     """
     dense = DenseFormat()
     if quantization is None or not quantization.covers(name):

@@ -24,6 +24,11 @@ class Fp8BlockFormat:
 
     def widen(self, tensors: Tensors) -> Tensor:
         """Implement `StoredFormat.widen`."""
-        weight, scales = tensors["weight"], tensors[self.spec.scale]
-        scales = scales.repeat_interleave(self.spec.outputs, 0)[: weight.shape[0]]
+        weight, scales = self.of_outputs(tensors).values()
         return weight.float() * scales.repeat_interleave(self.spec.inputs, 1)[:, : weight.shape[1]]
+
+    def of_outputs(self, tensors: Tensors) -> Tensors:
+        """The tensors of `StackedFp8Format`: each output has the scales of its block."""
+        weight = tensors["weight"]
+        scales = tensors[self.spec.scale].repeat_interleave(self.spec.outputs, 0)[: len(weight)]
+        return {"weight": weight, "weight_scale": scales}

@@ -15,6 +15,7 @@ from worker_svc.core.quantization.spec import Fp8ChannelSpec
 
 FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FP8).max
+_FIRST_WITH_FP8 = (8, 9)
 _ALIGNED = 16  # inputs and outputs of the products that cards have
 
 
@@ -22,42 +23,43 @@ class Fp8Channel:
     """Implement `Packed`."""
 
     def __init__(self, weight: Tensor, scales: Tensor, *, rounds_inputs: bool) -> None:
-        self._weight = weight  # [outputs, inputs]
-        self._scales = scales  # f32[outputs, 1]
-        self._rounds_inputs = rounds_inputs
+        self.weight = weight  # [outputs, inputs]
+        self.scales = scales  # f32[outputs, 1]
+        self.rounds_inputs = rounds_inputs
         self._is_aligned = not any(size % _ALIGNED for size in weight.shape)
 
     @property
     def outputs(self) -> int:
         """Implement `Packed.outputs`."""
-        return self._weight.shape[0]
+        return self.weight.shape[0]
 
     @property
     def inputs(self) -> int:
         """Implement `Packed.inputs`."""
-        return self._weight.shape[1]
+        return self.weight.shape[1]
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Implement `Packed.multiply`."""
-        if not self._rounds_inputs:
-            return F.linear(x, (self._weight.float() * self._scales).to(x.dtype), bias)
-        rounded, scales = round_rows(x)
-        if x.dtype is torch.bfloat16 and self._is_aligned and _has_fp8_products(x.device):
-            return torch._scaled_mm(
-                rounded, self._weight.t(), scales, self._scales.t(), bias=bias, out_dtype=torch.bfloat16
-            )
-        product = F.linear(rounded.float(), self._weight.float()) * scales * self._scales.t()
-        return (product if bias is None else product + bias).to(x.dtype)
+        if not self.rounds_inputs:
+            return F.linear(x, (self.weight.float() * self.scales).to(x.dtype), bias)
+        return self.multiply_rounded(*round_rows(x), bias, x.dtype)
+
+    def multiply_rounded(self, rows: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """rows f8[..., inputs] times their scales f32[..., 1] @ weight.T + bias -> [..., outputs] in `dtype`."""
+        if dtype is torch.bfloat16 and self._is_aligned and has_fp8(rows.device):
+            return torch._scaled_mm(rows, self.weight.t(), scales, self.scales.t(), bias=bias, out_dtype=torch.bfloat16)
+        product = F.linear(rows.float(), self.weight.float()) * scales * self.scales.t()
+        return (product if bias is None else product + bias).to(dtype)
 
     def scale_outputs(self, factor: float) -> None:
         """Implement `Packed.scale_outputs`."""
-        self._scales.mul_(factor)
+        self.scales.mul_(factor)
 
     def reorder_outputs(self, order: Tensor) -> None:
         """Implement `Packed.reorder_outputs`."""
-        rows = self._weight.view(torch.uint8)
+        rows = self.weight.view(torch.uint8)
         rows.copy_(rows[order])
-        self._scales.copy_(self._scales[order])
+        self.scales.copy_(self.scales[order])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,9 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [rows, inputs] -> the same in 8 bits, and what to multiply each row with, f32[rows, 1]."""
     largest = x.abs().amax(-1, keepdim=True).float()
     scales = (largest / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
-    return (x.float() / scales).clamp(-_LARGEST, _LARGEST).to(FP8), scales
+    return (x.float() * (1 / scales)).clamp(-_LARGEST, _LARGEST).to(FP8), scales
 
 
-def _has_fp8_products(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+def has_fp8(device: torch.device) -> bool:
+    """Return whether it is a card that multiplies and converts 8-bit floats by itself: Ada, Hopper and later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_WITH_FP8

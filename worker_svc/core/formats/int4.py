@@ -135,8 +135,13 @@ class ToInt4:
 
     def convert(self, tensors: Tensors) -> Tensors:
         """Implement `ConvertedFormat.convert`; a scale is rounded to 20 bits, which those in half precision have."""
-        found = self.stored.read(tensors)
-        return {_NUMBERS: _pack(found.numbers), _SCALES: _with_zeros(found.scales, found.zeros).t()}
+        return _tensors(self.stored.read(tensors))
+
+
+def pack_integers(integers: Integers, inputs: int, group: int | None) -> Int4:
+    """Integers of 4 bits, packed."""
+    tensors = {suffix: tensor.contiguous() for suffix, tensor in _tensors(integers).items()}
+    return Int4Format(group).pack(tensors, inputs)
 
 
 def widen_integers(integers: Integers, group: int | None) -> Tensor:
@@ -144,6 +149,10 @@ def widen_integers(integers: Integers, group: int | None) -> Tensor:
     count = integers.numbers.shape[1]
     zeros, scales = (spread(each, group, 1, count) for each in (integers.zeros, integers.scales))
     return (integers.numbers - zeros) * scales
+
+
+def _tensors(integers: Integers) -> Tensors:
+    return {_NUMBERS: _pack(integers.numbers), _SCALES: _with_zeros(integers.scales, integers.zeros).t()}
 
 
 def _pack(numbers: Tensor) -> Tensor:

@@ -55,10 +55,7 @@ class IntFormat:
         """Implement `IntegersFormat.read`: what is stored signed is half the range more, as its zero is."""
         half = 1 << (self.spec.bits - 1)
         scales = tensors[_SCALE]
-        if self.spec.is_packed:
-            numbers = unpack(tensors[_PACKED], self.spec.bits, 1)
-        else:
-            numbers = tensors[_WEIGHT].int() + half
+        numbers = unpack(tensors[_PACKED], self.spec.bits, 1) if self.spec.is_packed else tensors[_WEIGHT].int() + half
         if self.spec.has_one_scale:
             scales = scales.expand(len(numbers), 1)
         if not self.spec.has_zeros:

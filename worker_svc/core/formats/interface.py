@@ -7,7 +7,7 @@ product, and the units by which tensors can be read.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -108,19 +108,30 @@ class ConvertedFormat(StoredFormat, Protocol):
         """The tensors of the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Multiplied(Protocol):
+    """A form in which weights are multiplied: of one layer, or of all experts."""
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The tensors that hold them."""
+
+
+Form_co = TypeVar("Form_co", bound=Multiplied, covariant=True)
+
+
+@dataclass(frozen=True)
+class Reading(Generic[Form_co]):
     """The way from stored tensors of a linear layer to those of a product."""
 
     pieces: tuple[Piece, ...]  # stored
-    multiplied: Format
+    multiplied: Form_co
     convert: Callable[[Tensors], Tensors] | None = None  # to tensors of `multiplied`; None: they are these
     needs_whole_rows: bool = False  # what becomes of an input depends on others
 
     def can_cut(self, inputs: slice, total: int) -> bool:
-        """Return whether tensors of `multiplied` can have these inputs alone, of a layer of so many: no group is cut."""
+        """Return whether tensors of `multiplied` can have these inputs alone, of so many: no group is cut."""
         unit = math.lcm(*_units(self.multiplied.pieces, "in"))
-        return inputs.start % unit == 0 and (inputs.stop == total or inputs.stop % unit == 0)
+        return all(end % unit == 0 or end == total for end in (inputs.start, inputs.stop))
 
     def stored_part(self, of: Literal["out", "in"], wanted: slice, total: int) -> slice:
         """The outputs or inputs to read for those wanted: up to the ends of the groups that these are in."""

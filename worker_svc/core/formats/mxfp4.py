@@ -9,6 +9,7 @@ from torch import Tensor
 
 from worker_svc.core.formats.e2m1 import read_e2m1
 from worker_svc.core.formats.interface import OUT, Dim, Piece, Tensors
+from worker_svc.core.formats.stacked.fp4 import pack_fp4
 from worker_svc.core.quantization.spec import Mxfp4Spec
 
 _GROUP = 32
@@ -37,3 +38,8 @@ class Mxfp4Format:
         numbers = read_e2m1(packed.flatten(1))
         exponents = (scales.int() - _BIAS).repeat_interleave(_GROUP, 1)
         return torch.ldexp(numbers, exponents[:, : numbers.shape[1]])
+
+    def repack(self, tensors: Tensors) -> Tensors:
+        """The tensors of `StackedFp4Format`."""
+        packed, scales = (tensors[piece.suffix] for piece in self.pieces)
+        return pack_fp4(packed.flatten(1), scales)

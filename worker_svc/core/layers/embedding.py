@@ -63,6 +63,10 @@ class VocabParallelEmbedding:
         """x [rows, hidden_size] -> this rank's columns of the logits."""
         return self.packed.multiply(x, None)
 
+    def total(self, part: Tensor) -> Tensor:
+        """Implement `LinearLayer.total`: inputs are not split over ranks."""
+        return part
+
     def logits(self, x: Tensor | Normed) -> Tensor:
         """x [rows, hidden_size] -> [rows, vocab_size], whole on every rank."""
         columns = self._operations.norm_linear(*operand(x), self)

@@ -1,5 +1,6 @@
 """Mixture of experts (Shazeer et al., 2017), with an expert that all tokens share (DeepSeekMoE; Dai et al., 2024)."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from worker_svc.core.layers.fusion import Normed, activate
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.mlp import GatedMLP
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.layers.stacked import StackedLinear
+from worker_svc.core.layers.stacked import StackedLinear, inputs_together
 from worker_svc.core.models.spec import ExpertsSpec, RouterSpec
 
 _CUT = 16  # kernels multiply so many inputs at once
@@ -43,7 +44,7 @@ class Experts:
         self.activation = spec.each.activation
         self.router = Router(placement, spec.router, spec.count, hidden_size)
         each = spec.each
-        part = placement.columns(each.size, _CUT)
+        part = placement.columns(each.size, math.lcm(_CUT, inputs_together(placement, spec, each.down)))
         inputs = [Projection(each.gate, each.size, part), Projection(each.up, each.size, part)]
         self.input = StackedLinear(placement, spec, inputs, hidden_size)
         output = Projection(each.down, hidden_size, slice(0, hidden_size))

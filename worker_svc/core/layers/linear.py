@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from worker_svc.core.formats.interface import Reading
+from worker_svc.core.formats.interface import Format, Reading
 from worker_svc.core.layers.fusion import Normed, Product
 from worker_svc.core.layers.placement import Placement, StoredPart
 from worker_svc.core.models.spec import StoredRows
@@ -74,9 +74,11 @@ class Linear:
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [tokens, this rank's inputs] -> [tokens, outputs], whole on every rank: by torch."""
-        if not self.is_partial:
-            return self.packed.multiply(x, self.bias)
-        total = self.group.all_reduce(self.packed.multiply(x, None))
+        return self.total(self.packed.multiply(x, None)) if self.is_partial else self.packed.multiply(x, self.bias)
+
+    def total(self, part: Tensor) -> Tensor:
+        """Products of this rank's inputs alone, without the bias -> their sum over the ranks, with it."""
+        total = self.group.all_reduce(part)
         return total if self.bias is None else total + self.bias
 
     def prepare(self) -> None:
@@ -143,11 +145,15 @@ def _heads(projection: Projection) -> slice | None:
 
 def _readings(
     placement: Placement, projections: Sequence[Projection], inputs: slice, num_inputs: int
-) -> list[Reading]:
-    """Those of one product: as floats where they would be multiplied in different ways, or ranks share a group."""
+) -> list[Reading[Format]]:
+    """Those of one product: as floats where nothing multiplies them otherwise, where they would be multiplied in
+    different ways, or where ranks share a group.
+    """
     names = [each.stored.name for each in projections]
     readings = [placement.reading_of(name) for name in names]
     are_alike = all(type(each.multiplied) is type(readings[0].multiplied) for each in readings)
-    if are_alike and all(each.can_cut(inputs, num_inputs) for each in readings):
+    outputs, num_mine = sum(each.mine.stop - each.mine.start for each in projections), inputs.stop - inputs.start
+    is_multiplied = placement.operations.multiplies(readings[0].multiplied, outputs, num_mine, placement.dtype)
+    if are_alike and is_multiplied and all(each.can_cut(inputs, num_inputs) for each in readings):
         return readings
     return [placement.reading_of(name, widens=True) for name in names]

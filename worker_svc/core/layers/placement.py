@@ -1,6 +1,6 @@
 """The device of a model's weights, and the part of each tensor of a checkpoint that a rank holds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +9,9 @@ from torch import Tensor
 from contract.domain.errors import unimplemented
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.choice import find_reading
-from worker_svc.core.formats.interface import Piece, Reading, Tensors
+from worker_svc.core.formats.interface import Format, Multiplied, Piece, Reading, Tensors
+from worker_svc.core.formats.stacked.choice import FLOATS_ALONE, find_stacked_reading
+from worker_svc.core.formats.stacked.interface import StackedFormat
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.quantization.spec import QuantizationSpec
@@ -51,7 +53,7 @@ class StoredPart:
 class Conversion:
     """Weights that are made of stored tensors of another form, as soon as these are read."""
 
-    reading: Reading
+    reading: Reading[Multiplied]
     stored: Mapping[str, WantedTensor]  # by suffix; their destinations are of no device: they are made for a moment
     made: Mapping[str, WantedTensor]  # by suffix
     index: tuple[slice, slice]  # the outputs and inputs that are wanted, of those that the stored tensors give
@@ -90,11 +92,18 @@ class Placement:
         """Room for a weight, in the model's dtype unless another is given."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
-    def reading_of(self, name: str, *, widens: bool = False) -> Reading:
+    def reading_of(self, name: str, *, widens: bool = False) -> Reading[Format]:
         """The reading of the part of this name; as `find_reading`, by the checkpoint's quantization."""
         return find_reading(self.quantization, name, widens=widens)
 
-    def want_part(self, reading: Reading, part: StoredPart, destinations: Tensors) -> None:
+    def stacked_readings_of(self, names: Sequence[str]) -> list[Reading[StackedFormat]]:
+        """Those of the experts of these names, which are multiplied in one form: floats, if that would be several."""
+        readings = [find_stacked_reading(self.quantization, name, self.operations.expert_forms) for name in names]
+        if all(type(each.multiplied) is type(readings[0].multiplied) for each in readings):
+            return readings
+        return [find_stacked_reading(self.quantization, name, FLOATS_ALONE) for name in names]
+
+    def want_part(self, reading: Reading[Multiplied], part: StoredPart, destinations: Tensors) -> None:
         """Ask for a part of a linear layer; `destinations` are tensors of `reading.multiplied` by suffix."""
         if reading.convert is None:
             for piece in reading.pieces:

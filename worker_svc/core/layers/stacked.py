@@ -1,15 +1,18 @@
 """Linear layers of experts: as many weights of one shape as there are experts, of which a row meets some."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from worker_svc.core.formats.interface import Reading, Tensors
+from worker_svc.core.formats.stacked.floats import StackedFloatsFormat
+from worker_svc.core.formats.stacked.interface import StackedFormat
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.placement import Placement, StoredPart
-from worker_svc.core.models.spec import ExpertsSpec
+from worker_svc.core.models.spec import ExpertsSpec, StoredRows
 from worker_svc.core.quantization.fields import refused
-from worker_svc.core.quantization.spec import Mxfp4Spec
+from worker_svc.core.quantization.spec import Mxfp4Spec, QuantizationSpec
 
 
 class StackedLinear:
@@ -25,7 +28,16 @@ class StackedLinear:
     ) -> None:
         count, inputs = spec.count, columns or slice(0, num_inputs)
         sizes = [each.mine.stop - each.mine.start for each in projections]
-        self.weight = placement.empty(count, sum(sizes), inputs.stop - inputs.start)
+        readings = _readings(placement, spec, [each.stored for each in projections])
+        form = next(iter(readings.values())).multiplied
+        assert inputs.start % form.unit == 0, "ranks part inputs between those that are held together"
+        tensors = {
+            piece.suffix: placement.empty(
+                count, *piece.shape(sum(sizes), inputs.stop - inputs.start), dtype=piece.dtype or placement.dtype
+            )
+            for piece in form.pieces
+        }
+        self.weight = form.stack(tensors)
         self.bias = placement.empty(count, sum(sizes)) if spec.each.has_bias else None
         self._adds_bias = columns is None or placement.group.rank == 0
         start = 0
@@ -35,7 +47,8 @@ class StackedLinear:
             first, last = (rows.first + rows.every * place for place in (each.mine.start, each.mine.stop))
             bias = None if self.bias is None else self.bias[:, here]
             stored = _Stored(rows.name, rows.of or each.size, slice(first, last, rows.every), num_inputs, inputs)
-            want(placement, stored, self.weight[:, here], bias)
+            # Of every tensor, outputs are the dimension after the experts.
+            want(placement, stored, readings, {suffix: tensor[:, here] for suffix, tensor in tensors.items()}, bias)
             start += size
 
     def prepare(self) -> None:
@@ -46,9 +59,24 @@ class StackedLinear:
     def scale_outputs(self, factor: float) -> None:
         """Multiply what comes out by `factor`, once, when the weights are there."""
         if factor != 1.0:
-            self.weight.mul_(factor)
+            self.weight.scale_outputs(factor)
             if self.bias is not None:
                 self.bias.mul_(factor)
+
+
+def inputs_together(placement: Placement, spec: ExpertsSpec, stored: StoredRows) -> int:
+    """The inputs of such experts that are held together: ranks part them between such groups."""
+    return next(iter(_readings(placement, spec, [stored]).values())).multiplied.unit
+
+
+_Readings = Mapping[str, Reading[StackedFormat]]  # by the name of a layer: of one expert, or of all in one tensor
+
+
+def _readings(placement: Placement, spec: ExpertsSpec, stored: Sequence[StoredRows]) -> _Readings:
+    """Those of all layers, which are multiplied in one form."""
+    count = spec.count if spec.layout == "single" else 1
+    names = [rows.name.format(expert=expert) for rows in stored for expert in range(count)]
+    return dict(zip(names, placement.stacked_readings_of(names), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,51 +90,57 @@ class _Stored:
     inputs: slice
 
 
-def _want_single(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
+def _want_single(
+    placement: Placement, stored: _Stored, readings: _Readings, weights: Tensors, bias: Tensor | None
+) -> None:
     shape = stored.num_outputs, stored.num_inputs
-    for expert in range(len(weight)):
+    for expert in range(len(next(iter(weights.values())))):
         name = stored.name.format(expert=expert)
-        if _has_blocks(placement, name):
+        if _has_blocks(placement.quantization, name):
             raise refused(f"(mxfp4) of experts that are stored one by one ({name})")
-        placement.want_weight(StoredPart(name, shape, stored.outputs, stored.inputs), weight[expert])
+        part = StoredPart(name, shape, stored.outputs, stored.inputs)
+        placement.want_part(readings[name], part, {suffix: tensor[expert] for suffix, tensor in weights.items()})
         if bias is not None:
             placement.want(f"{name}.bias", bias[expert], shape[:1], stored.outputs)
 
 
-def _want_stacked(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
-    count, outputs, inputs = len(weight), stored.num_outputs, stored.num_inputs
-    index = slice(None), stored.outputs, stored.inputs
-    _refuse_quantized(placement, stored.name)
-    placement.want(f"{stored.name}.weight", weight, (count, outputs, inputs), *index)
+def _want_stacked(
+    placement: Placement, stored: _Stored, readings: _Readings, weights: Tensors, bias: Tensor | None
+) -> None:
+    weight, index = _floats(readings[stored.name], stored, weights), (slice(None), stored.outputs, stored.inputs)
+    placement.want(f"{stored.name}.weight", weight, (len(weight), stored.num_outputs, stored.num_inputs), *index)
     if bias is not None:
-        placement.want(f"{stored.name}.bias", bias, (count, outputs), *index[:2])
+        placement.want(f"{stored.name}.bias", bias, (len(weight), stored.num_outputs), *index[:2])
 
 
-def _want_transposed(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
-    count, outputs, inputs = len(weight), stored.num_outputs, stored.num_inputs
-    index = slice(None), stored.inputs, stored.outputs
-    if _has_blocks(placement, stored.name):
+def _want_transposed(
+    placement: Placement, stored: _Stored, readings: _Readings, weights: Tensors, bias: Tensor | None
+) -> None:
+    count, outputs, inputs = len(next(iter(weights.values()))), stored.num_outputs, stored.num_inputs
+    if _has_blocks(placement.quantization, stored.name):
         for expert in range(count):
             part = StoredPart(stored.name, (outputs, inputs), stored.outputs, stored.inputs, (expert, count))
-            placement.want_weight(part, weight[expert])
+            own = {suffix: tensor[expert] for suffix, tensor in weights.items()}
+            placement.want_part(readings[stored.name], part, own)
     else:
-        _refuse_quantized(placement, stored.name)
-        placement.want(stored.name, weight.transpose(1, 2), (count, inputs, outputs), *index)
+        weight = _floats(readings[stored.name], stored, weights).transpose(1, 2)
+        placement.want(stored.name, weight, (count, inputs, outputs), slice(None), stored.inputs, stored.outputs)
     if bias is not None:
         placement.want(f"{stored.name}_bias", bias, (count, outputs), slice(None), stored.outputs)
 
 
-def _has_blocks(placement: Placement, name: str) -> bool:
+def _has_blocks(quantization: QuantizationSpec | None, name: str) -> bool:
     """Return whether experts are quantized as gpt-oss's."""
-    quantization = placement.quantization
     if quantization is None or not quantization.covers(name):
         return False
     return isinstance(quantization.format, Mxfp4Spec) and quantization.format.has_blocks
 
 
-def _refuse_quantized(placement: Placement, name: str) -> None:
-    if placement.reading_of(name, widens=True).convert is not None:
-        raise refused(f"of experts that one tensor holds ({name})")
+def _floats(reading: Reading[StackedFormat], stored: _Stored, weights: Tensors) -> Tensor:
+    """The weights of all experts that one tensor holds."""
+    if reading.convert is not None or not isinstance(reading.multiplied, StackedFloatsFormat):
+        raise refused(f"of experts that one tensor holds ({stored.name})")
+    return weights["weight"]
 
 
 _WANTS = {"single": _want_single, "stacked": _want_stacked, "transposed": _want_transposed}

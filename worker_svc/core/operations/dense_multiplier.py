@@ -68,15 +68,17 @@ class DenseMultiplier:
         if bias is None and packed.weight.dtype is torch.bfloat16:
             norm.fold(packed.weight)
 
-    def of_normed_row(self, hidden: Tensor, norm: Norm, packed: Dense, bias: Tensor | None) -> Tensor | None:
-        """Implement `Multiplier.of_normed_row`."""
+    def of_normed(self, hidden: Tensor, norm: Norm, packed: Dense, bias: Tensor | None) -> Tensor | None:
+        """Implement `Multiplier.of_normed`."""
         way = self._way("normed", packed.weight, len(hidden))
         if not isinstance(way, OneRowTile):
             return None
         scaling = norm.weight, norm.eps
         return row_linear(hidden, packed.weight, way, norm=scaling, is_folded=norm.is_folded, bias=bias)
 
-    def gated(self, hidden: Tensor, norm: Norm | None, packed: Dense, bias: Tensor | None) -> Tensor | None:
+    def gated(
+        self, hidden: Tensor, norm: Norm | None, packed: Dense, bias: Tensor | None, *, is_gelu: bool = False
+    ) -> Tensor | None:
         """Implement `Multiplier.gated`."""
         weight = packed.weight
         if norm is None or bias is not None:
@@ -84,8 +86,10 @@ class DenseMultiplier:
         way = self._way("gated", weight, len(hidden))
         if isinstance(way, OneRowTile):
             scaling = norm.weight, norm.eps
-            return row_linear(hidden, weight, way, norm=scaling, is_folded=norm.is_folded, is_gated=True)
-        if not norm.is_folded:
+            return row_linear(
+                hidden, weight, way, norm=scaling, is_folded=norm.is_folded, is_gated=True, is_gelu=is_gelu
+            )
+        if is_gelu or not norm.is_folded:
             return None
         if isinstance(way, ManyRowsTile) and self.many_rows is not None:
             return self.many_rows.gate(hidden, weight, way, norm.eps)
@@ -94,6 +98,8 @@ class DenseMultiplier:
     def multiply(self, x: Tensor, packed: Dense, bias: Tensor | None) -> Tensor:
         """Implement `Multiplier.multiply`."""
         way = self._way("plain" if bias is None else "biased", packed.weight, len(x))
+        if isinstance(way, OneRowTile):
+            return row_linear(x, packed.weight, way, bias=bias)
         product = self._multiply(way, x, packed.weight)
         if product is not None:
             return product

@@ -2,9 +2,12 @@
 
 from typing import Literal, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
-from worker_svc.core.formats.interface import Packed
+from worker_svc.core.formats.interface import Format, Packed
+from worker_svc.core.formats.stacked.choice import Forms
+from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.models.spec import RouterSpec
 
@@ -43,6 +46,11 @@ class LinearLayer(Protocol):
     def multiply(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] -> [tokens, outputs], summed if it is partial: by torch."""
 
+    def total(self, part: Tensor) -> Tensor:
+        """Products of this rank's inputs alone, without the bias, [tokens, outputs] -> what comes out: for a partial
+        layer.
+        """
+
 
 class RouterLayer(Protocol):
     """Scores experts: whole on every rank."""
@@ -56,7 +64,7 @@ class RouterLayer(Protocol):
 class StackedLayer(Protocol):
     """A linear layer of each expert, this rank's part of it."""
 
-    weight: Tensor  # [experts, outputs, inputs]
+    weight: StackedWeight
     bias: Tensor | None  # [experts, outputs]
 
 
@@ -82,6 +90,16 @@ class Operations(Protocol):
     """Chosen once from device and dtype. Hidden states and residuals are [tokens, hidden_size]; a norm that is None
     changes nothing.
     """
+
+    @property
+    def expert_forms(self) -> Forms:
+        """The forms of experts' weights that are multiplied here."""
+
+    def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
+        """Return whether a linear layer's weight is multiplied here in this form, and not widened when it is read.
+
+        dtype: of the model.
+        """
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """norm(x) -> like x [tokens, size]."""

@@ -16,11 +16,13 @@ class Multiplier(Protocol):
     def fold_norm(self, norm: Norm, packed: Any, bias: Tensor | None) -> None:
         """Move the norm's weight into the packed one, where products then gain."""
 
-    def of_normed_row(self, hidden: Tensor, norm: Norm, packed: Any, bias: Tensor | None) -> Tensor | None:
-        """norm(hidden) @ weight.T + bias of a single row."""
+    def of_normed(self, hidden: Tensor, norm: Norm, packed: Any, bias: Tensor | None) -> Tensor | None:
+        """norm(hidden) @ weight.T + bias."""
 
-    def gated(self, hidden: Tensor, norm: Norm | None, packed: Any, bias: Tensor | None) -> Tensor | None:
-        """silu(gate) * up of norm(hidden)."""
+    def gated(
+        self, hidden: Tensor, norm: Norm | None, packed: Any, bias: Tensor | None, *, is_gelu: bool = False
+    ) -> Tensor | None:
+        """silu(gate) * up of norm(hidden), or gelu(gate) * up."""
 
     def multiply(self, x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
         """x @ weight.T + bias."""
@@ -35,11 +37,19 @@ class PlainMultiplier:
     def fold_norm(self, norm: Norm, packed: Packed, bias: Tensor | None) -> None:
         """Implement `Multiplier.fold_norm`: nothing is gained."""
 
-    def of_normed_row(self, hidden: Tensor, norm: Norm, packed: Packed, bias: Tensor | None) -> Tensor | None:  # noqa: ARG002
-        """Implement `Multiplier.of_normed_row`."""
+    def of_normed(self, hidden: Tensor, norm: Norm, packed: Packed, bias: Tensor | None) -> Tensor | None:  # noqa: ARG002
+        """Implement `Multiplier.of_normed`."""
         return None
 
-    def gated(self, hidden: Tensor, norm: Norm | None, packed: Packed, bias: Tensor | None) -> Tensor | None:  # noqa: ARG002
+    def gated(
+        self,
+        hidden: Tensor,  # noqa: ARG002
+        norm: Norm | None,  # noqa: ARG002
+        packed: Packed,  # noqa: ARG002
+        bias: Tensor | None,  # noqa: ARG002
+        *,
+        is_gelu: bool = False,  # noqa: ARG002
+    ) -> Tensor | None:
         """Implement `Multiplier.gated`."""
         return None
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.core.kernels.experts.bounds import CLAMP, CLAMPED_SLOPE
-from worker_svc.core.operations.interface import Activation, ExpertsLayer, RouterLayer
+from worker_svc.core.operations.interface import Activation, ExpertsLayer, RouterLayer, StackedLayer
 
 _TINY = 1e-20  # beside the sum that weights are divided by
 
@@ -28,8 +28,8 @@ def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
         inputs, weight = x[rows], weights[rows, places, None]
         if experts.router.spec.weighs_inputs:
             inputs, weight = (inputs * weight).to(x.dtype), torch.ones_like(weight)
-        gates, ups = F.linear(inputs, up.weight[expert], _of(up.bias, expert)).chunk(2, dim=-1)
-        given = F.linear(gated(gates, ups, experts.activation), down.weight[expert], _of(down.bias, expert))
+        gates, ups = _multiply(inputs, up, expert).chunk(2, dim=-1)
+        given = _multiply(gated(gates, ups, experts.activation), down, expert)
         total.index_add_(0, rows, given.float() * weight)
     return residual + total.to(residual.dtype)
 
@@ -53,5 +53,5 @@ def choose_experts(x: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
     return ids, weights * spec.scale
 
 
-def _of(bias: Tensor | None, expert: int) -> Tensor | None:
-    return None if bias is None else bias[expert]
+def _multiply(x: Tensor, layer: StackedLayer, expert: int) -> Tensor:
+    return F.linear(x, layer.weight.of(expert).to(x.dtype), None if layer.bias is None else layer.bias[expert])

@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from worker_svc.core.formats.int4 import Int4Format
+from worker_svc.core.formats.interface import Format
+from worker_svc.core.formats.stacked.choice import FLOATS_ALONE
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
 from worker_svc.core.operations.torch_experts import add_experts, gated
@@ -11,6 +14,12 @@ from worker_svc.core.operations.torch_experts import add_experts, gated
 
 class TorchOperations:
     """Implement `Operations`."""
+
+    expert_forms = FLOATS_ALONE  # to read others again in every step would cost more than their memory
+
+    def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:  # noqa: ARG002
+        """Implement `Operations.multiplies`: all but integers of 4 bits, for the same reason."""
+        return not isinstance(form, Int4Format)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Implement `Operations.norm`."""

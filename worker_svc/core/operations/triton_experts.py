@@ -2,8 +2,15 @@
 
 from torch import Tensor
 
+from worker_svc.core.formats.stacked.floats import StackedFloats
+from worker_svc.core.formats.stacked.fp4 import StackedFp4
+from worker_svc.core.formats.stacked.fp8 import StackedFp8
+from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.experts.routing import Choosing, Routed, choose_experts, score_experts, sort_pairs
+from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP8, ExpertWeights
+from worker_svc.core.kernels.experts.widening import takes_floats, widen
 from worker_svc.core.models.spec import RouterSpec
 from worker_svc.core.operations.interface import ExpertsLayer, RouterLayer
 
@@ -11,10 +18,28 @@ from worker_svc.core.operations.interface import ExpertsLayer, RouterLayer
 def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     """See `Operations.experts_add`; in place."""
     routed, up, down = _route(x, experts.router), experts.input, experts.output
-    pairs, of_inputs = sort_pairs(routed.ids, len(up.weight)), experts.router.spec.weighs_inputs
-    gated = gate_tiles(x, up.weight, up.bias, routed, pairs, activation=experts.activation, weighs=of_inputs)
-    add_tiles(gated, down.weight, down.bias, routed, pairs, residual, weighs=not of_inputs)
+    of_inputs, num_pairs = experts.router.spec.weighs_inputs, routed.ids.numel()
+    first, second = weights_of(up.weight), weights_of(down.weight)
+    if takes_rows(first, num_pairs):
+        gated = gate_rows(x, first, up.bias, routed, activation=experts.activation, weighs=of_inputs)
+        add_rows(gated, second, down.bias, routed, residual, weighs=not of_inputs)
+        return residual
+    pairs = sort_pairs(routed.ids, first.count)
+    if takes_floats(first, num_pairs):
+        first, second = widen(first, x.dtype), widen(second, x.dtype)
+    gated = gate_tiles(x, first, up.bias, routed, pairs, activation=experts.activation, weighs=of_inputs)
+    add_tiles(gated, second, down.bias, routed, pairs, residual, weighs=not of_inputs)
     return residual
+
+
+def weights_of(weight: StackedWeight) -> ExpertWeights:
+    """Those of all experts, as kernels take them."""
+    if isinstance(weight, StackedFp4):
+        return ExpertWeights(FP4, weight.numbers, weight.inputs, weight.exponents, weight.scales)
+    if isinstance(weight, StackedFp8):
+        return ExpertWeights(FP8, weight.numbers, weight.inputs, scales=weight.scales, group=weight.group or 0)
+    assert isinstance(weight, StackedFloats), "a form without kernels"
+    return ExpertWeights(FLOATS, weight.weight, weight.inputs)
 
 
 def choosing_of(spec: RouterSpec) -> Choosing:

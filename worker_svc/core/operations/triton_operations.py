@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
+from worker_svc.core.formats.fp8_channel import Fp8Channel
+from worker_svc.core.formats.int4 import Int4, Int4Format
+from worker_svc.core.formats.interface import Format
+from worker_svc.core.formats.stacked.choice import kernel_forms
 from worker_svc.core.kernels.delta.gates import norm_silu, sigmoid_gated
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
 from worker_svc.core.kernels.linear.activation import silu_mul
@@ -16,6 +20,8 @@ from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
+from worker_svc.core.operations.fp8_multiplier import Fp8Multiplier
+from worker_svc.core.operations.int4_multiplier import Int4Multiplier
 from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier
 from worker_svc.core.operations.triton_experts import add_experts
@@ -26,8 +32,18 @@ class TritonOperations:
 
     def __init__(self, device: torch.device, lines: Sequence[Line]) -> None:
         self.dense = DenseMultiplier(device, lines)
+        self.expert_forms = kernel_forms(device)
         self._plain = PlainMultiplier()
-        self._multipliers: dict[type, Multiplier] = {Dense: self.dense}  # by type of `Packed`
+        self._int4 = Int4Multiplier(self.dense, lines)
+        self._multipliers: dict[type, Multiplier] = {  # by type of `Packed`
+            Dense: self.dense,
+            Fp8Channel: Fp8Multiplier(lines),
+            Int4: self._int4,
+        }
+
+    def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
+        """Implement `Operations.multiplies`."""
+        return not isinstance(form, Int4Format) or self._int4.multiplies(form, outputs, inputs, dtype)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Implement `Operations.norm`."""
@@ -38,10 +54,9 @@ class TritonOperations:
         multiplier = self._of(linear)
         if norm is None:
             return multiplier.multiply(hidden, linear.packed, linear.bias)
-        if len(hidden) == 1:
-            product = multiplier.of_normed_row(hidden, norm, linear.packed, linear.bias)
-            if product is not None:
-                return product
+        product = multiplier.of_normed(hidden, norm, linear.packed, linear.bias)
+        if product is not None:
+            return product
         return multiplier.multiply(rms_norm(hidden, norm.weight, norm.eps), linear.packed, linear.bias)
 
     def fold_norm(self, norm: Norm, linear: LinearLayer) -> None:
@@ -61,7 +76,7 @@ class TritonOperations:
         if after is not None:
             return residual.add_(self.norm(self._sum(x, linear), after))
         if linear.is_partial:
-            return residual.add_(linear.multiply(x))
+            return residual.add_(self._sum(x, linear))
         return self._of(linear).add(x, linear.packed, linear.bias, residual)
 
     def norm_gated(
@@ -69,10 +84,11 @@ class TritonOperations:
     ) -> Tensor:
         """Implement `Operations.norm_gated`."""
         assert activation != "clamped_silu", "only experts have it"
-        if activation != "silu":
-            return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up), gelu=True)
-        gated = self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias)
-        return gated if gated is not None else silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
+        is_gelu = activation == "gelu_tanh"
+        gated = self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias, is_gelu=is_gelu)
+        if gated is not None:
+            return gated
+        return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up), gelu=is_gelu)
 
     def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
         """Implement `Operations.experts_add`."""
@@ -94,7 +110,11 @@ class TritonOperations:
         return x
 
     def _sum(self, x: Tensor, linear: LinearLayer) -> Tensor:
-        return linear.multiply(x) if linear.is_partial else self.norm_linear(x, None, linear)
+        if not linear.is_partial:
+            return self.norm_linear(x, None, linear)
+        if isinstance(linear.packed, Int4):
+            return linear.total(self._int4.multiply(x, linear.packed, None))
+        return linear.multiply(x)  # torch reads others as fast as kernels do
 
     def _of(self, linear: LinearLayer) -> Multiplier:
         return self._multipliers.get(type(linear.packed), self._plain)

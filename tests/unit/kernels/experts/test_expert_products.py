@@ -11,10 +11,14 @@ from hopper import compile_for_hopper, on_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, assert_replays_alike, randn
 from torch import Tensor
 
+from worker_svc.core.formats.stacked.floats import StackedFloats
+from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
-from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles, most_tiles, tile_for
+from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles, most_tiles
+from worker_svc.core.kernels.experts.tuning import tile_for
+from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights
 from worker_svc.core.models.spec import RouterSpec
 from worker_svc.core.operations.interface import Activation
 from worker_svc.core.operations.torch_experts import gated
@@ -33,6 +37,10 @@ def routed(rows: int, routing: str) -> Routed:
     if routing == "one":  # so may idle rows
         ids = torch.full((rows, TOP_K), 2)
     return Routed(ids.to(DEVICE, torch.int32).contiguous(), randn(rows, TOP_K, seed=9, dtype=torch.float32).abs())
+
+
+def floats(weight: Tensor) -> ExpertWeights:
+    return ExpertWeights(FLOATS, weight, weight.shape[2])
 
 
 def expected_gates(
@@ -68,10 +76,10 @@ def test_tiles_give_the_sum_over_the_chosen_experts(
     up_bias, down_bias = (randn(EXPERTS, each.shape[1], seed=5) if bias else None for each in (up, down))
     expected = expected_gates(x, up, up_bias, to, activation=activation)
     pairs = sort_pairs(to.ids, EXPERTS)
-    between = gate_tiles(x, up, up_bias, to, pairs, activation=activation)
+    between = gate_tiles(x, floats(up), up_bias, to, pairs, activation=activation)
     assert_near(between, expected)
     expected = expected_sums(between, down, down_bias, to, residual)
-    add_tiles(between, down, down_bias, to, pairs, residual)
+    add_tiles(between, floats(down), down_bias, to, pairs, residual)
     assert_near(residual, expected)
 
 
@@ -81,13 +89,13 @@ def test_weights_are_those_of_what_experts_are_given_or_of_what_they_give(*, has
     up, down = randn(EXPERTS, 96, 64, seed=2, scale=0.1), randn(EXPERTS, 64, 48, seed=3, scale=0.1)
     bias = randn(EXPERTS, 96, seed=5) if has_bias else None
     pairs, ids = sort_pairs(to.ids, EXPERTS), to.ids.flatten().long()
-    between = gate_tiles(x, up, bias, to, pairs, activation="silu", weighs=True)
+    between = gate_tiles(x, floats(up), bias, to, pairs, activation="silu", weighs=True)
     rows = x.double().repeat_interleave(TOP_K, 0) * to.weights.double().reshape(-1, 1)
     product = torch.einsum("pk,pnk->pn", rows, up.double()[ids])
     gate, ups = (product if bias is None else product + bias.double()[ids]).chunk(2, 1)
     assert_near(between, gated(gate, ups, "silu"))
     total = torch.zeros_like(x)
-    add_tiles(between, down, None, to, pairs, total, weighs=False)
+    add_tiles(between, floats(down), None, to, pairs, total, weighs=False)
     given = torch.einsum("pk,pnk->pn", between.double(), down.double()[ids])
     assert_near(total, given.unflatten(0, (-1, TOP_K)).sum(1))
 
@@ -120,7 +128,7 @@ def test_a_graph_gives_what_it_gives_launched_one_by_one() -> None:
     def compute() -> Tensor:
         total = torch.zeros(40, 64, dtype=DTYPE, device=DEVICE)
         pairs = sort_pairs(to.ids, EXPERTS)
-        add_tiles(gate_tiles(x, up, None, to, pairs, activation="silu"), down, None, to, pairs, total)
+        add_tiles(gate_tiles(x, floats(up), None, to, pairs, activation="silu"), floats(down), None, to, pairs, total)
         return total
 
     assert_replays_alike(compute, times=3)
@@ -137,7 +145,7 @@ def launch_gates() -> None:
     for rows in (8, 64, 256):  # of an expert
         x, up, _, _, to = sample(rows)
         pairs = SortedPairs(torch.zeros(rows * 8, dtype=torch.int32), *torch.zeros(2, 8, dtype=torch.int32))
-        gate_tiles(x, up, None, to, pairs, activation="silu")
+        gate_tiles(x, floats(up), None, to, pairs, activation="silu")
 
 
 def compile_all() -> None:
@@ -155,16 +163,22 @@ def compile_all() -> None:
     triton.knobs.compilation.listener = observe
     compile_launches(launch, 2)
     assert set(compiled) == {
-        *("_score_experts", "_choose_experts", "_sort_pairs", "_scale_by_sigmoid"),
+        *("_score_row", "_score_experts", "_choose_experts", "_sort_pairs", "_scale_by_sigmoid"),
         *("_gate_tiles", "_multiply_tiles", "_add_up"),
     }
 
 
 @dataclass(frozen=True)
 class Layer:
-    weight: Tensor
+    weight: StackedWeight
     bias: Tensor | None = None
-    correction: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    weight: Tensor
+    correction: Tensor
+    bias: Tensor | None = None
     spec: RouterSpec = GLM
 
 
@@ -172,8 +186,8 @@ class Mixture:
     activation: Activation = "silu"
 
     def __init__(self, up: Tensor, down: Tensor) -> None:
-        self.input, self.output = Layer(up), Layer(down)
-        self.router = Layer(up[:, 0], correction=torch.zeros(8))
+        self.input, self.output = Layer(StackedFloats(up)), Layer(StackedFloats(down))
+        self.router = Scores(up[:, 0], correction=torch.zeros(8))
 
 
 def test_products_of_many_rows_use_a_hopper_s_own_instruction(monkeypatch: pytest.MonkeyPatch) -> None:

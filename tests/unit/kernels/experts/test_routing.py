@@ -27,7 +27,7 @@ GROUPS = RouterSpec(
 )
 
 
-@pytest.mark.parametrize("rows", [1, 16, 37])
+@pytest.mark.parametrize("rows", [1, 5, 16, 37])
 @pytest.mark.parametrize("experts", [4, 60, 128])
 @pytest.mark.parametrize(
     "spec",
@@ -38,7 +38,7 @@ def test_the_best_experts_and_their_weights_are_those_of_torch(rows: int, expert
     if spec.num_groups > 1 and experts < 16:
         experts = 16
     correction = None if spec.correction is None else randn(experts, seed=3, dtype=torch.float32)
-    bias = randn(experts, seed=4) if rows == 16 else None
+    bias = randn(experts, seed=4) if rows in (5, 16) else None
     router = Router(spec, randn(experts, 200, seed=1, scale=0.2), correction, bias)
     x = randn(rows, 200, seed=2)
     logits = score_experts(x, router.weight, router.bias)

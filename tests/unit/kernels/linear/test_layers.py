@@ -43,6 +43,11 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
 
 
+def gelu_gated(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
 def silu_gated(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
@@ -110,6 +115,8 @@ def test_one_row_through_a_weight(outputs: int, inputs: int) -> None:
     [tile] = one_row_tiles("gated", 2 * outputs, inputs)
     gated = row_linear(x, weight, tile, norm=(norm, 1e-6), is_gated=True)
     assert_near(gated, silu_gated(normed(x, norm, 1e-6) @ weight.double().t()))
+    gated = row_linear(x, weight, tile, norm=(norm, 1e-6), is_gated=True, is_gelu=True)
+    assert_near(gated, gelu_gated(normed(x, norm, 1e-6) @ weight.double().t()))
     ones = torch.ones_like(norm)
     folded = row_linear(x, weight, tile, norm=(ones, 1e-6), is_folded=True, is_gated=True)
     assert_near(folded, silu_gated(normed(x, ones, 1e-6) @ weight.double().t()))
@@ -135,8 +142,10 @@ def test_operations_agree_with_the_reference(rows: int, size: int, *, bias: bool
     hidden = randn(rows, size, seed=20)
     fused, reference = TritonOperations(DEVICE, LINES), TorchOperations()
     assert_near(fused.norm_linear(hidden, norm, gate_up), reference.norm_linear(hidden, norm, gate_up))
-    gated = reference.norm_gated(hidden, norm, gate_up)
-    assert_near(fused.norm_gated(hidden, norm, gate_up), gated, 2e-2 if DTYPE is torch.bfloat16 else 4e-3)
+    for activation in ("gelu_tanh", "silu"):
+        gated = reference.norm_gated(hidden, norm, gate_up, activation)
+        found = fused.norm_gated(hidden, norm, gate_up, activation)
+        assert_near(found, gated, 2e-2 if DTYPE is torch.bfloat16 else 4e-3)
     expected = reference.linear_add(gated, down, hidden)
     assert_near(fused.linear_add(gated, down, hidden.clone()), expected)
 

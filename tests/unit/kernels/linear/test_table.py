@@ -55,7 +55,8 @@ def test_one_row_goes_through_tiles_that_suit_the_weight() -> None:
     assert found("normed", 151936, 4096, 1) == found("added", 4096, 4096, 1) == OneRowTile(8, 1024, 4)
     assert found("gated", 24576, 4096, 1) == OneRowTile(1, 4096, 4)
     assert found("added", 4096, 12288, 1) == OneRowTile(1, 2048, 8)
-    assert found("normed", 4096, 96, 1) == found("plain", 4096, 1024, 1) == CUBLAS
+    assert found("plain", 4096, 1024, 1) == found("biased", 4096, 1024, 1) == OneRowTile(32, 1024, 8)
+    assert found("normed", 4096, 96, 1) == found("plain", 4096, 96, 1) == CUBLAS
 
 
 def test_small_weights_of_a_few_rows_are_cut_along_their_inputs_and_large_ones_are_not() -> None:
@@ -109,7 +110,7 @@ def test_products_of_some_rows_are_left_to_the_package(kind: Kind, weight: tuple
 def test_what_is_added_to_a_residual_goes_to_cublas_in_pieces_where_inputs_are_many() -> None:
     assert found("added", 4096, 4096, 300) == Cublas(lt=True, rows=2048)
     assert found("added", 2048, 4096, 300) == Cublas(rows=2048)
-    assert found("added", 6144, 4096, 300) == found("biased", 4096, 4096, 1) == Cublas(lt=True)
+    assert found("added", 6144, 4096, 300) == found("biased", 4096, 4096, 2) == Cublas(lt=True)
     assert found("added", 1024, 2048, 300) == CUBLAS
 
 
@@ -172,7 +173,7 @@ def lines(text: str) -> bytes:
         (lines('{"kinds": ["plain"], "rows": [0, 2], "ways": []}'), "one row or more"),
         (
             lines('{"kinds": ["plain"], "rows": [1, 2], "ways": [{"kernel": "cublas"}], "programs": [1, 2]}'),
-            "few_rows and batch_rows only",
+            "few_rows, batch_rows and fp8_few_rows only",
         ),
         (
             lines(

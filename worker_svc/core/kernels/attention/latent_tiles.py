@@ -13,13 +13,12 @@ from worker_svc.core.kernels.attention.rope import rotate
 from worker_svc.core.kernels.launch import release, wait
 
 LEAST_DIMS = 16  # of a matrix product's operand
-_LEAST_DIMS = tl.constexpr(LEAST_DIMS)
 
 
-@triton.jit
-def _padded(dims: tl.constexpr):
+@triton.constexpr_function
+def _padded(dims):
     """Of a part of a half, as many dimensions as a tile of it has."""
-    return max(_LEAST_DIMS, tile_dims(dims))
+    return max(LEAST_DIMS, triton.next_power_of_2(dims))
 
 
 @triton.jit

@@ -13,6 +13,8 @@ from worker_svc.core.kernels.launch import has_dependent_launch, options, releas
 
 _BLOCK = 16  # rows and experts of a program that scores, the fewest that can be multiplied
 _INPUTS = 128  # of a step of its loop
+_MOST_SINGLE_ROWS, _MOST_SINGLE_INPUTS = 8, 8192  # that are scored one by one, without tensor cores
+_SINGLE_EXPERTS = 2  # of a program that does so
 _PAIRS = 1024  # that are looked at at once when they are sorted
 _TINY = tl.constexpr(1e-20)  # beside the sum that weights are divided by
 
@@ -83,11 +85,53 @@ def _score_experts(
     tl.store(outs, acc, mask=is_row[None, :] & is_expert[:, None])
 
 
+@triton.jit
+def _score_row(
+    x_ptr,  # [rows, K]
+    weight_ptr,  # [EXPERTS, K]
+    bias_ptr,  # [EXPERTS]
+    out_ptr,  # f32[rows, EXPERTS]
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """One program for some experts of a row, all inputs at once: weights are there when the row is."""
+    row = tl.program_id(0).to(tl.int64)
+    experts = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inputs = tl.arange(0, triton.next_power_of_2(K))
+    is_expert, is_input = experts < EXPERTS, inputs < K
+    is_weight = is_expert[:, None] & is_input[None, :]
+    weight = tl.load(weight_ptr + experts[:, None] * K + inputs[None, :], mask=is_weight, other=0.0)
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    x = tl.load(x_ptr + row * K + inputs, mask=is_input, other=0.0).to(tl.float32)
+    scores = tl.sum(weight.to(tl.float32) * x[None, :], 1)
+    if BIAS:
+        scores += tl.load(bias_ptr + experts, mask=is_expert, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * EXPERTS + experts, scores, mask=is_expert)
+
+
 def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias in fp32: x [rows, inputs], weight [experts, inputs], bias [experts] -> f32[rows, experts]."""
     rows, inputs = x.shape
     out = torch.empty(rows, len(weight), dtype=torch.float32, device=x.device)
     dependent = has_dependent_launch(x.device)
+    if rows <= _MOST_SINGLE_ROWS and inputs <= _MOST_SINGLE_INPUTS:
+        _score_row[(rows, triton.cdiv(len(weight), _SINGLE_EXPERTS))](
+            x,
+            weight,
+            weight if bias is None else bias,
+            out,
+            K=inputs,
+            EXPERTS=len(weight),
+            BLOCK=_SINGLE_EXPERTS,
+            BIAS=bias is not None,
+            DEPENDENT=dependent,
+            **options(warps=4, dependent=dependent),
+        )
+        return out
     _score_experts[(triton.cdiv(rows, _BLOCK), triton.cdiv(len(weight), _BLOCK))](
         x,
         weight,

@@ -2,8 +2,6 @@
 wherever their rows are. There are as many programs as the worst routing needs; those without a tile leave at once.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -11,31 +9,21 @@ from torch import Tensor
 
 from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs
-from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.experts.tuning import Tile, tile_for
+from worker_svc.core.kernels.experts.weights import (
+    FLOATS,
+    FP4,
+    FP4_GROUP,
+    ExpertWeights,
+    add_fp4_product,
+    operands,
+    read,
+)
+from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
 
-_MOST_INPUTS = 64  # of a step of the loop
+_FLOATS, _FP4 = tl.constexpr(FLOATS), tl.constexpr(FP4)
+_FP4_GROUP = tl.constexpr(FP4_GROUP)
 _COLUMNS = 1024  # of a program that adds up
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Of a program."""
-
-    pairs: int
-    outputs: int
-    warps: int
-    stages: int
-
-
-# By the pairs that an expert has in the mean: the fastest on an H200, of the shapes of Qwen3-30B-A3B and Mixtral. A
-# tile of few pairs has room for twice the mean, as weights are read again for a second one.
-_TILES = {8: Tile(16, 128, 4, 4), 32: Tile(64, 128, 4, 4)}
-_LARGEST = Tile(128, 128, 8, 4)
-
-
-def tile_for(num_pairs: int, num_experts: int) -> Tile:
-    """The tile whose pairs are filled about, if all experts have as many."""
-    return next((tile for most, tile in _TILES.items() if num_pairs <= most * num_experts), _LARGEST)
 
 
 def most_tiles(num_pairs: int, num_experts: int, tile: Tile) -> int:
@@ -65,17 +53,54 @@ def _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS: tl.constexpr, B
 
 
 @triton.jit
-def _load(pointers, is_inside, is_input, EVEN: tl.constexpr):
-    """EVEN: no inputs are missing."""
-    if EVEN:
-        return tl.load(pointers, mask=is_inside, other=0.0)
-    return tl.load(pointers, mask=is_inside & is_input, other=0.0)
+def _add_product(
+    sums,
+    rows,  # i64[outputs, 1]: of the weights of all experts
+    x,  # [inputs, pairs]
+    numbers_ptr,
+    exponents_ptr,
+    scales_ptr,
+    k,
+    is_output,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """Those of one step's inputs more, from k on."""
+    if FORM == _FP4:
+        byte = k // 2 + tl.arange(0, BLOCK_K // 2)[None, :]
+        group = k // _FP4_GROUP + tl.arange(0, BLOCK_K // _FP4_GROUP)[None, :]
+        packed = read(numbers_ptr + rows * (K // 2) + byte, is_output, byte < K // 2, EVEN, 0)
+        exponents_ptr += rows * (K // _FP4_GROUP) + group
+        exponents = read(exponents_ptr, is_output, group < K // _FP4_GROUP, EVEN, 0)
+        sums = add_fp4_product(sums, packed, exponents, x)
+    else:
+        inputs = k + tl.arange(0, BLOCK_K)[None, :]
+        weight = read(numbers_ptr + rows * K + inputs, is_output, inputs < K, EVEN).to(x.dtype)
+        if GROUP > 0:
+            scales = scales_ptr + rows * ((K + GROUP - 1) // GROUP) + k // GROUP
+            sums += tl.dot(weight, x) * tl.load(scales, mask=is_output, other=0.0)
+        else:
+            sums = tl.dot(weight, x, sums)
+    return sums
+
+
+@triton.jit
+def _scaled(sums, rows, scales_ptr, is_output, FORM: tl.constexpr, GROUP: tl.constexpr):
+    """Products by what each output has."""
+    if FORM != _FLOATS and GROUP == 0:
+        sums *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)
+    return sums
 
 
 @triton.jit
 def _gate_tiles(
     x_ptr,  # [rows, K]
-    weight_ptr,  # [EXPERTS, 2 N, K], gates then ups
+    numbers_ptr,  # see `ExpertWeights`, as the next: of [EXPERTS, 2 N, K], gates then ups
+    exponents_ptr,
+    scales_ptr,
     bias_ptr,  # [EXPERTS, 2 N]
     order_ptr,
     counts_ptr,
@@ -90,6 +115,8 @@ def _gate_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,  # FP8: inputs that share a scale, which a step's do; 0: all
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,  # rows of x are multiplied by the weights
@@ -105,15 +132,20 @@ def _gate_tiles(
         is_output = (outputs < N)[:, None]
         inputs = tl.arange(0, BLOCK_K)
         xs = x_ptr + (pairs // TOP_K)[None, :] * K + inputs[:, None]
-        gates = weight_ptr + expert * 2 * N * K + outputs[:, None] * K + inputs[None, :]
+        rows = expert * 2 * N + outputs[:, None]
         EVEN: tl.constexpr = K % BLOCK_K == 0
         gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            is_input = inputs + k < K
-            x = _load(xs + k, is_pair, is_input[:, None], EVEN)
-            gate = tl.dot(_load(gates + k, is_output, is_input[None, :], EVEN), x, gate)
-            up = tl.dot(_load(gates + N * K + k, is_output, is_input[None, :], EVEN), x, up)
+            x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
+            gate = _add_product(
+                gate, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output, K, BLOCK_K, FORM, GROUP, EVEN
+            )
+            up = _add_product(
+                up, rows + N, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output, K, BLOCK_K, FORM, GROUP, EVEN
+            )
+        gate = _scaled(gate, rows, scales_ptr, is_output, FORM, GROUP)
+        up = _scaled(up, rows + N, scales_ptr, is_output, FORM, GROUP)
         if WEIGHS:
             weights = tl.load(weights_ptr + pairs)[None, :]
             gate *= weights
@@ -129,7 +161,9 @@ def _gate_tiles(
 @triton.jit
 def _multiply_tiles(
     x_ptr,  # [pairs, K]
-    weight_ptr,  # [EXPERTS, N, K]
+    numbers_ptr,  # see `ExpertWeights`, as the next: of [EXPERTS, N, K]
+    exponents_ptr,
+    scales_ptr,
     bias_ptr,  # [EXPERTS, N]
     order_ptr,
     counts_ptr,
@@ -143,6 +177,8 @@ def _multiply_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,  # products are multiplied by the weights
     DEPENDENT: tl.constexpr,
@@ -157,13 +193,15 @@ def _multiply_tiles(
         is_output = (outputs < N)[:, None]
         inputs = tl.arange(0, BLOCK_K)
         xs = x_ptr + pairs[None, :] * K + inputs[:, None]
-        weights = weight_ptr + expert * N * K + outputs[:, None] * K + inputs[None, :]
+        rows = expert * N + outputs[:, None]
         EVEN: tl.constexpr = K % BLOCK_K == 0
         product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            is_input = inputs + k < K
-            x = _load(xs + k, is_pair, is_input[:, None], EVEN)
-            product = tl.dot(_load(weights + k, is_output, is_input[None, :], EVEN), x, product)
+            x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
+            product = _add_product(
+                product, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output, K, BLOCK_K, FORM, GROUP, EVEN
+            )
+        product = _scaled(product, rows, scales_ptr, is_output, FORM, GROUP)
         if BIAS:
             bias = tl.load(bias_ptr + expert * N + outputs[:, None], mask=is_output, other=0.0)
             product += bias.to(tl.float32)
@@ -198,7 +236,7 @@ def _add_up(
 
 def gate_tiles(
     x: Tensor,
-    weight: Tensor,
+    weight: ExpertWeights,
     bias: Tensor | None,
     routed: Routed,
     pairs: SortedPairs,
@@ -209,14 +247,13 @@ def gate_tiles(
     """activation(gate) * up of each pair: x [rows, inputs], weight [experts, 2 * outputs, inputs], gates then ups, bias
     [experts, 2 * outputs] -> [pairs, outputs]; `weighs`: inputs are multiplied by the pair's weight.
     """
-    num_pairs, outputs = routed.ids.numel(), weight.shape[1] // 2
+    num_pairs, outputs = routed.ids.numel(), weight.outputs // 2
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
-    tile = tile_for(num_pairs, len(weight))
+    tile = tile_for(num_pairs, weight.count, weight.form)
     dependent = has_dependent_launch(x.device)
-    _gate_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, len(weight), tile))](
+    _gate_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, weight.count, tile))](
         x,
-        weight,
-        weight if bias is None else bias,
+        *operands(weight, x, bias),
         pairs.order,
         pairs.counts,
         pairs.firsts,
@@ -224,12 +261,14 @@ def gate_tiles(
         out,
         N=outputs,
         K=x.shape[1],
-        EXPERTS=len(weight),
+        EXPERTS=weight.count,
         TOP_K=routed.ids.shape[1],
         BLOCK_M=tile.pairs,
         BLOCK_N=tile.outputs,
-        BLOCK_K=_MOST_INPUTS,
+        BLOCK_K=_step(weight, tile),
         STAGES=tile.stages,
+        FORM=weight.form,
+        GROUP=weight.group,
         ACTIVATION=ACTIVATIONS[activation],
         BIAS=bias is not None,
         WEIGHS=weighs,
@@ -241,7 +280,7 @@ def gate_tiles(
 
 def add_tiles(
     x: Tensor,
-    weight: Tensor,
+    weight: ExpertWeights,
     bias: Tensor | None,
     routed: Routed,
     pairs: SortedPairs,
@@ -254,12 +293,11 @@ def add_tiles(
     """
     (rows, outputs), num_pairs = residual.shape, len(x)
     parts = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
-    tile = tile_for(num_pairs, len(weight))
+    tile = tile_for(num_pairs, weight.count, weight.form)
     dependent = has_dependent_launch(x.device)
-    _multiply_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, len(weight), tile))](
+    _multiply_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, weight.count, tile))](
         x,
-        weight,
-        weight if bias is None else bias,
+        *operands(weight, x, bias),
         pairs.order,
         pairs.counts,
         pairs.firsts,
@@ -267,11 +305,13 @@ def add_tiles(
         parts,
         N=outputs,
         K=x.shape[1],
-        EXPERTS=len(weight),
+        EXPERTS=weight.count,
         BLOCK_M=tile.pairs,
         BLOCK_N=tile.outputs,
-        BLOCK_K=_MOST_INPUTS,
+        BLOCK_K=_step(weight, tile),
         STAGES=tile.stages,
+        FORM=weight.form,
+        GROUP=weight.group,
         BIAS=bias is not None,
         WEIGHS=weighs,
         DEPENDENT=dependent,
@@ -286,3 +326,8 @@ def add_tiles(
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
     )
+
+
+def _step(weight: ExpertWeights, tile: Tile) -> int:
+    """Inputs of a step."""
+    return tile.inputs if weight.group == 0 else power_of_two_divisor(weight.group, tile.inputs)

@@ -17,6 +17,22 @@ _MANY_ROWS = 1024  # from here on a program does a whole row, and finds its scal
 
 
 @triton.jit
+def activated(gate, GELU: tl.constexpr):
+    """silu(gate), or GELU by tanh (Hendrycks and Gimpel, 2016)."""
+    y = gate
+    if GELU:
+        # tanh(y) is 2 sigmoid(2 y) - 1, of which no term is too large for any y.
+        y = _GELU_SCALE * (gate + _GELU_CUBE * gate * gate * gate)
+    return gate * tl.sigmoid(y)
+
+
+@triton.jit
+def gated(gate, up, GELU: tl.constexpr):
+    """silu(gate) * up, or GELU by tanh."""
+    return activated(gate, GELU) * up
+
+
+@triton.jit
 def _silu_mul(
     x_ptr,  # [rows, 2 size]
     hidden_ptr,  # [rows, hidden_size]: rows of x are multiplied by 1 / rms of these
@@ -40,17 +56,13 @@ def _silu_mul(
         up = tl.load(x_ptr + row * 2 * size + size + columns, mask=is_column, other=0.0).to(tl.float32)
         gate *= scale
         up *= scale
-        if GELU:
-            # tanh(y) is 2 sigmoid(2 y) - 1, of which no term is too large for any y.
-            gated = gate * tl.sigmoid(_GELU_SCALE * (gate + _GELU_CUBE * gate * gate * gate)) * up
-        else:
-            gated = gate * tl.sigmoid(gate) * up
-        tl.store(out_ptr + row * size + columns, gated.to(out_ptr.dtype.element_ty), mask=is_column)
+        values = gated(gate, up, GELU)
+        tl.store(out_ptr + row * size + columns, values.to(out_ptr.dtype.element_ty), mask=is_column)
 
 
 def silu_mul(gate_up: Tensor, unscaled: Unscaled | None = None, *, gelu: bool = False) -> Tensor:
     """silu(gate) * up: [rows, 2 * size], gates then ups, contiguous -> [rows, size]; `unscaled`: of the rows given;
-    `gelu`: GELU by tanh instead (Hendrycks and Gimpel, 2016).
+    `gelu`: as `activated`.
     """
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)

@@ -52,7 +52,7 @@ def _cublas(product: Product, rows: int) -> Iterator[Way]:
 
 def _one_row(product: Product) -> Iterator[Way]:
     # (in_thread, late): a scale that is multiplied last is worth it where sums stay within threads.
-    flags = [(False, False), (True, False)] + ([(True, True)] if product.kind != "added" else [])
+    flags = [(False, False), (True, False)] + ([(True, True)] if product.kind in ("normed", "gated") else [])
     for outputs, inputs, warps in combinations((1, 2, 4, 8, 16, 32), (256, 512, 1024, 2048, 4096), (4, 8)):
         # Larger ones than the weight would be the same as smaller ones.
         divides = product.outputs % outputs == 0 and product.inputs % inputs == 0

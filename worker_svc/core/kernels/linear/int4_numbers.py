@@ -97,10 +97,9 @@ def _halves(words, dtype: tl.constexpr):
 def _decode_pairs(words, packed, dtype: tl.constexpr, IS_HIGH: tl.constexpr, SCALED: tl.constexpr):
     """Masked words [rows, 16] and their groups' scales and zeros, i32[rows, 1 or 16] -> [rows, 16, 2]."""
     pairs = _halves(words, dtype)
-    if dtype == tl.bfloat16:
-        up: tl.constexpr = 2.0**122 if IS_HIGH else 2.0**126
-    else:
-        up: tl.constexpr = 2.0**11 if IS_HIGH else 2.0**15
+    of_bf16: tl.constexpr = 2.0**122 if IS_HIGH else 2.0**126
+    of_fp16: tl.constexpr = 2.0**11 if IS_HIGH else 2.0**15
+    up: tl.constexpr = of_bf16 if dtype == tl.bfloat16 else of_fp16
     zeros = tl.broadcast_to(_negative_zero_of(packed, dtype)[:, :, None], pairs.shape)
     numbers = _multiply_add(pairs, tl.full(pairs.shape, up, tl.float32).to(dtype), zeros)
     if SCALED:

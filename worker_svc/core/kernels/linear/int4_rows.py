@@ -72,20 +72,58 @@ def _tile(
 
 
 @triton.jit
-def _keep(partial_ptr, acc, place, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
+def _keep(
+    partial_ptr,
+    squares_ptr,
+    acc,
+    up_acc,
+    squares,
+    mine,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """Writes the part of one split."""
+    HALVES: tl.constexpr = 2 if GATED else 1
     offsets = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    tl.store(partial_ptr + place.to(tl.int64) * (OUTPUTS * ROWS) + offsets, acc)
+    parts = partial_ptr + mine.to(tl.int64) * (HALVES * OUTPUTS * ROWS) + offsets
+    tl.store(parts, acc)
+    if GATED:
+        tl.store(parts + OUTPUTS * ROWS, up_acc)
+    if NORM:
+        tl.store(squares_ptr + mine * ROWS + tl.arange(0, ROWS), squares)
 
 
 @triton.jit
-def _total(partial_ptr, first, SPLITS: tl.constexpr, STRIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
-    """The sum of all splits' parts, always in the same order."""
+def _totals(
+    partial_ptr,
+    squares_ptr,
+    up_acc,
+    squares,
+    first,
+    SPLITS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """The sums of all splits' parts, always in the same order; of ups and squares where there are any."""
+    HALVES: tl.constexpr = 2 if GATED else 1
     offsets = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    parts = partial_ptr + first.to(tl.int64) * (HALVES * OUTPUTS * ROWS) + offsets
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for part in tl.static_range(SPLITS):
-        place = (first + part * STRIDE).to(tl.int64) * (OUTPUTS * ROWS)
-        total += tl.load(partial_ptr + place + offsets, cache_modifier=".cg")
-    return total
+        total += tl.load(parts + part * (HALVES * OUTPUTS * ROWS), cache_modifier=".cg")
+    if GATED:
+        up_acc = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        for part in tl.static_range(SPLITS):
+            up_acc += tl.load(parts + (part * HALVES + 1) * (OUTPUTS * ROWS), cache_modifier=".cg")
+    if NORM:
+        squares = tl.zeros((ROWS,), tl.float32)
+        for part in tl.static_range(SPLITS):
+            squares += tl.load(squares_ptr + (first + part) * ROWS + tl.arange(0, ROWS), cache_modifier=".cg")
+    return total, up_acc, squares
 
 
 @triton.jit
@@ -210,23 +248,13 @@ def _int4_rows(
         # The split that ends last adds the parts up.
         place = tl.program_id(2) * tl.num_programs(0) + tile
         mine = place * SPLITS + split
-        _keep(partial_ptr, acc, mine * HALVES, OUTPUTS, ROWS)
-        if GATED:
-            _keep(partial_ptr, up_acc, mine * HALVES + 1, OUTPUTS, ROWS)
-        if NORM:
-            tl.store(squares_ptr + mine * ROWS + tl.arange(0, ROWS), squares)
+        _keep(partial_ptr, squares_ptr, acc, up_acc, squares, mine, OUTPUTS, ROWS, NORM, GATED)
         tl.debug_barrier()
         ended = tl.atomic_add(done_ptr + place, 1, sem="acq_rel")
         if ended == SPLITS - 1:
-            begin = place * SPLITS
-            acc = _total(partial_ptr, begin * HALVES, SPLITS, HALVES, OUTPUTS, ROWS)
-            if GATED:
-                up_acc = _total(partial_ptr, begin * HALVES + 1, SPLITS, HALVES, OUTPUTS, ROWS)
-            if NORM:
-                squares = tl.zeros((ROWS,), tl.float32)
-                for part in tl.static_range(SPLITS):
-                    of_part = squares_ptr + (begin + part) * ROWS + tl.arange(0, ROWS)
-                    squares += tl.load(of_part, cache_modifier=".cg")
+            acc, up_acc, squares = _totals(
+                partial_ptr, squares_ptr, up_acc, squares, place * SPLITS, SPLITS, OUTPUTS, ROWS, NORM, GATED
+            )
             _end(
                 acc, up_acc, squares, bias_ptr, residual_ptr, out_ptr, eps, outputs, rows, M, N,
                 K, SCALED, NORM, GATED, BIAS, RESIDUAL,

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
+from worker_svc.core.kernels.linear.activation import activated
 from worker_svc.core.kernels.linear.ways import OneRowTile
 
 _VECTOR = tl.constexpr(8)  # columns that a thread loads at once
@@ -61,6 +62,7 @@ def _row_linear(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,  # the gate's, else silu
     DEPENDENT: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -104,7 +106,7 @@ def _row_linear(
         late_scale = 1.0 / tl.sqrt(tl.sum(squares) / K + eps)
     y = tl.sum(acc, 1) * late_scale
     if GATED:
-        y = y * tl.sigmoid(y) * (tl.sum(up_acc, 1) * late_scale)
+        y = activated(y, GELU) * (tl.sum(up_acc, 1) * late_scale)
     if BIAS:
         y += tl.load(bias_ptr + rows).to(tl.float32)
     if RESIDUAL:
@@ -122,12 +124,13 @@ def row_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     is_gated: bool = False,
+    is_gelu: bool = False,
 ) -> Tensor:
     """residual + f(norm(x) @ weight.T) + bias for one row.
 
     x [1, inputs], weight [outputs, inputs], norm: weight [inputs], all ones if it is folded, and eps of an RMS norm,
     bias [outputs], residual [1, outputs] -> [1, outputs]. Gated: of the weight's rows the first half are gates, the
-    second ups; f is silu(gate) * up, and the result has half as many columns.
+    second ups; f is silu(gate) * up, or gelu(gate) * up, and the result has half as many columns.
     """
     inputs = x.shape[1]
     outputs = len(weight) // 2 if is_gated else len(weight)
@@ -156,6 +159,7 @@ def row_linear(
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
         GATED=is_gated,
+        GELU=is_gelu,
         DEPENDENT=dependent,
         **options(warps=tile.warps, dependent=dependent),
     )

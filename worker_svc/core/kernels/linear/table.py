@@ -6,9 +6,12 @@ from typing import TypeAlias
 import msgspec
 
 from worker_svc.core.kernels.linear.ways import (
+    BFLOAT16,
     CUBLAS,
     BatchTile,
     FewRowsTile,
+    Fp8FewRowsTile,
+    Int4Tile,
     Kind,
     ManyRowsTile,
     Product,
@@ -18,6 +21,7 @@ from worker_svc.core.kernels.linear.ways import (
 Span: TypeAlias = tuple[int, int | None]  # the first and the last; None: without end
 
 _ANY: Span = (0, None)
+_Counted = FewRowsTile | BatchTile | Fp8FewRowsTile | Int4Tile  # whose programs are as many as a line may ask for
 
 
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -44,12 +48,12 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     has_more_outputs: bool | None = None  # than inputs; None: or not
     dtypes: tuple[str, ...] = ()  # torch's names; none: all
     rows_multiple: int = 1
-    programs: Span | None = None  # as many as a way of `few_rows` or `batch_rows` may have
+    programs: Span | None = None  # as many as a way of `_Counted` may have
     why: str = ""
 
     def __post_init__(self) -> None:
-        if self.programs is not None and not all(isinstance(way, FewRowsTile | BatchTile) for way in self.ways):
-            raise ValueError("programs are told of ways of few_rows and batch_rows only")
+        if self.programs is not None and not all(isinstance(way, _Counted) for way in self.ways):
+            raise ValueError("programs are told of ways of few_rows, batch_rows, fp8_few_rows and int4_rows only")
         if self.rows[0] < 1 or self.rows_multiple < 1:
             raise ValueError("a product has one row or more")
         if misfit := self._misfit():
@@ -74,7 +78,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def _is_busy(self, way: Way, product: Product) -> bool:
         """Return whether it has as many programs as are wanted."""
-        if self.programs is None or not isinstance(way, FewRowsTile | BatchTile):
+        if self.programs is None or not isinstance(way, _Counted):
             return True
         return _is_in(self.programs, way.programs(product))
 
@@ -84,7 +88,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             return None
         for kind in self.kinds:
             for dtype in self.dtypes or (None,):
-                product = Product(kind, self.outputs[0], self.inputs[0], *([dtype] if dtype is not None else []))
+                product = Product(kind, self.outputs[0], self.inputs[0], dtype or BFLOAT16)
                 for way in self.ways:
                     if not all(way.fits(product, rows) for rows in self.rows if rows is not None):
                         first, last = self.rows

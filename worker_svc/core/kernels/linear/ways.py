@@ -10,10 +10,16 @@ import msgspec
 Kind: TypeAlias = Literal["normed", "plain", "biased", "added", "gated"]
 
 BFLOAT16 = "bfloat16"
+FP8_W8A8, FP8_W8A16 = "fp8_w8a8", "fp8_w8a16"  # weights of 8-bit floats; rows are rounded to these, or are not
+INT4 = "int4"  # weights of integers of 4 bits
+_FP8 = (FP8_W8A8, FP8_W8A16)
+_NARROW = (*_FP8, INT4)
 MULTIPROCESSORS = 132  # of an H200: programs of `BatchTile` that wait for each other must all run at once
 MOST_FEW_ROWS = 64
 MOST_FEW_TILES = 132  # of split products: each has a counter
 _MIN_COLUMNS = 64
+MOST_FP8_FEW_ROWS = 256
+_FP8_VECTOR = 16  # inputs that are read at once
 MOST_BATCH_SPLITS = 8
 _SHARED_BYTES = 227 * 1024  # that a program can have on a Hopper, less what barriers take
 _BARRIER_BYTES = 16
@@ -31,8 +37,8 @@ class Product:
     kind: Kind
     outputs: int
     inputs: int
-    dtype: str = BFLOAT16  # torch's name
-    group: int | None = None  # inputs of a group of a weight of 4 bits; None: the weight is of floats
+    dtype: str = BFLOAT16  # torch's name of the weights', or one of `FP8_W8A8`, `FP8_W8A16` and `INT4`
+    group: int | None = None  # inputs of a group of integers of 4 bits; None: all
 
 
 class _Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kernel"):
@@ -53,7 +59,7 @@ class OneRowTile(_Way, frozen=True, tag="one_row"):
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        return rows == 1 and product.kind in ("normed", "added", "gated") and product.inputs % _MIN_COLUMNS == 0
+        return rows == 1 and product.inputs % _MIN_COLUMNS == 0 and product.dtype not in _NARROW
 
 
 class FewRowsTile(_Way, frozen=True, tag="few_rows"):
@@ -75,7 +81,8 @@ class FewRowsTile(_Way, frozen=True, tag="few_rows"):
         """Return whether the product of so many rows can be computed so."""
         divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         has_counters = self.splits == 1 or product.outputs // self.outputs <= MOST_FEW_TILES
-        return product.kind in ("plain", "added") and 1 < rows <= MOST_FEW_ROWS and divides and has_counters
+        is_there = product.kind in ("plain", "added") and product.dtype not in _NARROW
+        return is_there and 1 < rows <= MOST_FEW_ROWS and divides and has_counters
 
 
 class BatchTile(_Way, frozen=True, tag="batch_rows"):
@@ -111,6 +118,47 @@ class BatchTile(_Way, frozen=True, tag="batch_rows"):
         divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         meets = self.splits == 1 or (product.kind != "gated" and self.programs(product) <= MULTIPROCESSORS)
         return divides and meets
+
+
+class Fp8OneRowTile(_Way, frozen=True, tag="fp8_one_row"):
+    """Of a single row's product with 8-bit floats by `fp8_row_linear`."""
+
+    outputs: int  # of a tile; of a gated product so many gates and as many ups
+    inputs: int  # of a step
+    warps: int
+
+    def __post_init__(self) -> None:
+        _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, warps=self.warps)
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        is_there = product.dtype in _FP8 and product.inputs % _FP8_VECTOR == 0
+        return rows == 1 and is_there and product.inputs >= self.inputs
+
+
+class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
+    """Of a few rows' product with 8-bit floats by `Fp8FewRows`, which is cut along the inputs, too."""
+
+    outputs: int  # of a tile; of a gated product so many gates and as many ups
+    inputs: int  # of a step of its loop
+    splits: int  # of the inputs
+    stages: int  # tiles on their way at once
+    warps: int = 4
+
+    def __post_init__(self) -> None:
+        _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, splits=self.splits, warps=self.warps)
+
+    def programs(self, product: Product) -> int:
+        """The programs that compute it."""
+        return product.outputs // self.outputs * self.splits
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        if product.dtype not in _FP8 or not 1 <= rows <= MOST_FP8_FEW_ROWS:
+            return False
+        outputs = _once(product)
+        divides = outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
+        return divides and (self.splits == 1 or outputs // self.outputs <= MOST_FEW_TILES)
 
 
 class ManyRowsTile(_Way, frozen=True, tag="many_rows"):
@@ -163,35 +211,49 @@ class Int4Tile(_Way, frozen=True, tag="int4_rows"):
         if self.rows < _FEWEST_INT4_ROWS:
             raise ValueError(f"a tile of int4_rows has {_FEWEST_INT4_ROWS} rows or more")
 
+    def programs(self, product: Product) -> int:
+        """The programs that compute it, for rows of one tile."""
+        return _once(product) // self.outputs * self.splits
+
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        if product.group is None or product.inputs % INT4_BLOCK or product.dtype not in (BFLOAT16, "float16"):
+        if product.dtype != INT4 or product.inputs % INT4_BLOCK or rows < 1:
             return False
-        outputs = product.outputs // 2 if product.kind == "gated" else product.outputs
+        outputs, num_blocks, group = _once(product), product.inputs // INT4_BLOCK, product.group
         tiles = outputs // self.outputs * -(-rows // self.rows)
-        num_blocks = product.inputs // INT4_BLOCK
         has_counters = self.splits == 1 or tiles <= MOST_INT4_TILES
-        in_blocks = product.group % INT4_BLOCK == 0
-        has_groups = in_blocks or (self.scaled and product.group in (16, 32, 64))
-        divides = outputs % self.outputs == 0 and num_blocks >= self.splits * self.blocks
+        in_blocks = group is None or group % INT4_BLOCK == 0
+        has_groups = in_blocks or (self.scaled and group in (16, 32, 64))
+        divides = outputs % self.outputs == 0 and num_blocks >= self.splits * max(self.blocks, self.ahead)
         divides &= self.blocks == 1 or num_blocks % (self.splits * self.blocks) == 0
-        return divides and has_counters and has_groups and (self.rows >= rows or product.kind != "normed")
+        return divides and has_counters and has_groups
 
 
 class Cublas(_Way, frozen=True, tag="cublas"):
-    """By a library of torch's. Of normed and gated products the rest is done by kernels of its own."""
+    """By a library of torch's: of 8-bit floats torch's own product, of integers of 4 bits that of floats which they are
+    widened to. Of normed and gated products the rest is done by kernels of its own.
+    """
 
     lt: bool = False  # by cuBLASLt, else by the library that torch prefers
     rows: int | None = None  # of a piece: a product that is added is done in such; None: in one
 
     def fits(self, product: Product, rows: int) -> bool:  # noqa: ARG002
-        """Return whether the product of so many rows can be computed so."""
+        """Return whether the product of so many rows can be computed so; narrow weights have no other library."""
+        if product.dtype in _NARROW:
+            return self == CUBLAS
         return self.rows is None or (product.kind == "added" and self.rows > 0)
 
 
-Way: TypeAlias = OneRowTile | FewRowsTile | BatchTile | ManyRowsTile | Int4Tile | Cublas
+Way: TypeAlias = (
+    OneRowTile | FewRowsTile | BatchTile | ManyRowsTile | Cublas | Fp8OneRowTile | Fp8FewRowsTile | Int4Tile
+)
 
 CUBLAS = Cublas()  # its own choice
+
+
+def _once(product: Product) -> int:
+    """The outputs that come out: a gated product's ups are its gates' other factors."""
+    return product.outputs // 2 if product.kind == "gated" else product.outputs
 
 
 def _require_powers_of_two(**sizes: int) -> None:

@@ -1,0 +1,146 @@
+"""Products with experts' weights as they are stored, in 8 and 4 bits, against what these stand for."""
+
+import pytest
+import torch
+from hopper import compile_for_hopper
+from kernel_inputs import DEVICE, DTYPE, assert_near, randn
+from torch import Tensor
+
+from worker_svc.core.formats.fp8_channel import FP8, round_rows
+from worker_svc.core.formats.stacked.fp4 import GROUP, StackedFp4, pack_fp4
+from worker_svc.core.formats.stacked.fp8 import StackedFp8
+from worker_svc.core.formats.stacked.interface import StackedWeight
+from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
+from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
+from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP4_GROUP, ExpertWeights
+from worker_svc.core.kernels.experts.weights import FP8 as FP8_FORM
+from worker_svc.core.kernels.experts.widening import takes_floats, widen
+from worker_svc.core.operations.torch_experts import gated
+from worker_svc.core.operations.triton_experts import weights_of
+
+EXPERTS, TOP_K = 5, 2
+TILES = "worker_svc.core.kernels.experts.tiles"
+
+
+def four_bits(outputs: int, inputs: int, seed: int) -> StackedFp4:
+    generator = torch.Generator().manual_seed(seed)
+    packed = [
+        torch.randint(256, (outputs, inputs // 2), generator=generator, dtype=torch.uint8) for _ in range(EXPERTS)
+    ]
+    # Of each expert another range, so that outputs have scales.
+    scales = [
+        torch.randint(112 + expert, 118 + expert, (outputs, -(-inputs // GROUP)), generator=generator).to(torch.uint8)
+        for expert in range(EXPERTS)
+    ]
+    found = [pack_fp4(*each) for each in zip(packed, scales, strict=True)]
+    numbers, exponents, of_outputs = (torch.stack([each[name] for each in found]).to(DEVICE) for name in found[0])
+    return StackedFp4(numbers, exponents, of_outputs)
+
+
+def eight_bits(outputs: int, inputs: int, seed: int, group: int | None) -> StackedFp8:
+    weight = randn(EXPERTS, outputs, inputs, seed=seed, scale=inputs**-0.5, dtype=torch.float32)
+    if group is None:
+        numbers, scales = round_rows(weight)
+        return StackedFp8(numbers, scales, None)
+    scales = randn(EXPERTS, outputs, -(-inputs // group), seed=seed + 1, dtype=torch.float32).abs() * inputs**-0.5
+    return StackedFp8(randn(EXPERTS, outputs, inputs, seed=seed, dtype=torch.float32).to(FP8), scales, group)
+
+
+def weights(form: str, outputs: int, inputs: int, seed: int) -> StackedWeight:
+    if form == "fp4":
+        return four_bits(outputs, inputs, seed)
+    return eight_bits(outputs, inputs, seed, {"fp8": None, "fp8_groups": 64, "fp8_few": 32}[form])
+
+
+def floats(weight: StackedWeight) -> Tensor:
+    return torch.stack([weight.of(expert).double() for expert in range(weight.count)])
+
+
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few"])
+@pytest.mark.parametrize("rows", [1, 9, 70])
+@pytest.mark.parametrize(("size", "hidden"), [(64, 192), (96, 160)])
+def test_products_are_those_of_what_weights_stand_for(form: str, rows: int, size: int, hidden: int) -> None:
+    up, down = weights(form, 2 * size, hidden, 1), weights(form, hidden, size, 3)
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(rows)])
+    to = Routed(ids.to(DEVICE, torch.int32).contiguous(), randn(rows, TOP_K, seed=9, dtype=torch.float32).abs())
+    pairs, flat = sort_pairs(to.ids, EXPERTS), ids.flatten().to(DEVICE)
+    x, residual = randn(rows, hidden, seed=1), randn(rows, hidden, seed=2)
+    bias = randn(EXPERTS, 2 * size, seed=5)
+    between = gate_tiles(x, weights_of(up), bias, to, pairs, activation="clamped_silu")
+    product = torch.einsum("pk,pnk->pn", x.double().repeat_interleave(TOP_K, 0), floats(up)[flat]) + bias.double()[flat]
+    assert_near(between, gated(*product.chunk(2, 1), "clamped_silu"))
+    given = torch.einsum("pk,pnk->pn", between.double(), floats(down)[flat]) * to.weights.double().reshape(-1, 1)
+    expected = residual.double() + given.unflatten(0, (-1, TOP_K)).sum(1)
+    by_rows = residual.clone()
+    add_tiles(between, weights_of(down), None, to, pairs, residual)
+    assert_near(residual, expected)
+    if rows < 10:
+        of_rows = gate_rows(x, weights_of(up), bias, to, activation="clamped_silu")
+        assert_near(of_rows, gated(*product.chunk(2, 1), "clamped_silu"))
+        add_rows(between, weights_of(down), None, to, by_rows)
+        assert_near(by_rows, expected)
+
+
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups"])
+def test_weights_are_those_of_what_rows_are_given_or_of_what_they_give(form: str) -> None:
+    up, down, x = weights(form, 128, 96, 1), weights(form, 96, 64, 3), randn(2, 96, seed=1)
+    to = Routed(
+        torch.tensor([[1, 4], [4, 0]], dtype=torch.int32, device=DEVICE), randn(2, 2, dtype=torch.float32).abs()
+    )
+    pairs, bias = sort_pairs(to.ids, EXPERTS), randn(EXPERTS, 96, seed=4)
+    first = gate_rows(x, weights_of(up), None, to, activation="silu", weighs=True)
+    assert_near(first, gate_tiles(x, weights_of(up), None, to, pairs, activation="silu", weighs=True).double())
+    found, expected = torch.zeros_like(x), torch.zeros_like(x)
+    add_rows(first, weights_of(down), bias, to, found, weighs=False)
+    add_tiles(first, weights_of(down), bias, to, pairs, expected, weighs=False)
+    assert_near(found, expected.double())
+
+
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(20, 96), (33, 640)])
+def test_widened_weights_are_what_they_stand_for(form: str, outputs: int, inputs: int) -> None:
+    weight = weights(form, outputs, inputs, 1)
+    assert_near(widen(weights_of(weight), DTYPE).numbers, floats(weight))
+
+
+def test_few_pairs_have_rows_and_many_have_floats() -> None:
+    fours, eights = weights_of(four_bits(4, 64, 1)), weights_of(eight_bits(4, 64, 1, None))
+    assert takes_rows(fours, 4)
+    assert takes_rows(eights, 8)
+    assert not takes_rows(fours, 1000)
+    assert not takes_floats(fours, 1000)
+    assert takes_floats(fours, 4096)
+    dense = ExpertWeights(FLOATS, randn(EXPERTS, 4, 64), 64)
+    assert not takes_rows(dense, 0)
+    assert not takes_rows(dense, 1)
+    assert not takes_floats(dense, 1 << 20)
+
+
+def test_kernels_and_formats_hold_numbers_alike() -> None:
+    assert FP4_GROUP == GROUP
+
+
+def launch(form: int) -> None:
+    """Of gpt-oss-20b, with fewer experts, and of 8 bits in blocks of 128."""
+    experts, hidden, size = 8, 2880, 2880
+    if form == FP4:
+        numbers, exponents = (torch.zeros(experts, 2 * size, hidden // each, dtype=torch.uint8) for each in (2, 32))
+        weight = ExpertWeights(FP4, numbers, hidden, exponents, torch.zeros(experts, 2 * size, 1))
+    else:
+        hidden = 2048
+        scales = torch.zeros(experts, 2 * size, hidden // 128)
+        weight = ExpertWeights(form, torch.zeros(experts, 2 * size, hidden).to(FP8), hidden, scales=scales, group=128)
+    for rows in (8, 64, 256):
+        x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
+        to = Routed(torch.zeros(rows, 4, dtype=torch.int32), torch.zeros(rows, 4))
+        pairs = SortedPairs(torch.zeros(rows * 4, dtype=torch.int32), *torch.zeros(2, experts, dtype=torch.int32))
+        gate_tiles(x, weight, None, to, pairs, activation="silu")
+
+
+@pytest.mark.parametrize(("form", "instruction"), [(FP4, "wgmma"), (FP8_FORM, "cvt.rn.f16x2.e4m3x2")])
+def test_stored_weights_are_read_by_a_hopper_s_own_instructions(
+    monkeypatch: pytest.MonkeyPatch, form: int, instruction: str
+) -> None:
+    compile_for_hopper(monkeypatch, f"{TILES}._gate_tiles", instruction, launch, form)

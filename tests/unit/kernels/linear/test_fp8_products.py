@@ -1,0 +1,156 @@
+"""Products with weights of 8-bit floats against double precision and against torch, one row and several."""
+
+import pytest
+import torch
+from hopper import compile_for_hopper
+from kernel_inputs import DEVICE, DTYPE, LINES, assert_near, randn
+from torch import Tensor
+
+from worker_svc.core.formats.fp8_channel import FP8, Fp8Channel, round_rows
+from worker_svc.core.kernels.linear import fp8_rounding
+from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
+from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
+from worker_svc.core.kernels.linear.table import Choices
+from worker_svc.core.kernels.linear.ways import (
+    CUBLAS,
+    FP8_W8A8,
+    FP8_W8A16,
+    Fp8FewRowsTile,
+    Fp8OneRowTile,
+    Kind,
+    Product,
+    Way,
+)
+from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import NormSpec
+from worker_svc.core.operations.fp8_multiplier import Fp8Multiplier
+
+KERNELS = "worker_svc.core.kernels.linear"
+SIZES = [(64, 256), (192, 512), (128, 448), (320, 1200)]
+
+
+def packed(outputs: int, inputs: int, *, rounds_inputs: bool) -> Fp8Channel:
+    weight, scales = round_rows(randn(outputs, inputs, seed=2, scale=inputs**-0.5, dtype=torch.float32))
+    return Fp8Channel(weight, scales, rounds_inputs=rounds_inputs)
+
+
+def norm_of(size: int) -> RMSNorm:
+    norm = RMSNorm(Placement(DEVICE, DTYPE), NormSpec("norm", 1e-6), size)
+    norm.weight.copy_(1 + randn(size, seed=3, scale=0.2))
+    return norm
+
+
+def gated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
+    gate, up = gate_up.float().chunk(2, -1)
+    activation = torch.nn.functional.gelu(gate, approximate="tanh") if is_gelu else torch.nn.functional.silu(gate)
+    return activation * up
+
+
+def find(kind: Kind, outputs: int, inputs: int, rows: int, dtype: str = FP8_W8A8) -> Way:
+    return Choices(LINES, (Fp8OneRowTile, Fp8FewRowsTile)).find(Product(kind, outputs, inputs, dtype), rows)
+
+
+# What rounding to 8 bits does where a number lies between two: kernels and torch norm rows in another order.
+NEAR = 8e-3
+
+
+@pytest.mark.parametrize("rounds_inputs", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 17, 70, 130])
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_products_are_torch_s(rows: int, outputs: int, inputs: int, *, rounds_inputs: bool) -> None:
+    weight, multiplier = packed(outputs, inputs, rounds_inputs=rounds_inputs), Fp8Multiplier(LINES)
+    x, bias, residual = randn(rows, inputs, seed=1), randn(outputs, seed=4), randn(rows, outputs, seed=5)
+    expected = weight.multiply(x, None)
+    assert_near(multiplier.multiply(x, weight, None), expected, 2e-3)
+    assert_near(multiplier.multiply(x, weight, bias), expected + bias, 2e-3)
+    assert_near(multiplier.add(x, weight, bias, residual.clone()), expected + bias + residual, 2e-3)
+    norm = norm_of(inputs)
+    normed = weight.multiply(norm.normalize(x), bias)
+    found = multiplier.of_normed(x, norm, weight, bias)
+    dtype = FP8_W8A8 if rounds_inputs else FP8_W8A16
+    has_way = find("normed" if rows == 1 else "biased", outputs, inputs, rows, dtype) != CUBLAS
+    assert (found is not None) == (has_way or rounds_inputs)
+    if found is not None:
+        assert_near(found, normed, NEAR)
+    for is_gelu in (False, True):
+        of_gates = multiplier.gated(x, norm, weight, None, is_gelu=is_gelu)
+        assert (of_gates is not None) == (find("gated", outputs, inputs, rows, dtype) != CUBLAS)
+        if of_gates is not None:
+            assert_near(of_gates, gated(weight.multiply(norm.normalize(x), None), is_gelu=is_gelu), NEAR)
+
+
+@pytest.mark.parametrize("rounds_inputs", [True, False])
+def test_a_row_is_what_it_is_whatever_stands_beside_it(*, rounds_inputs: bool) -> None:
+    weight, multiplier, norm = packed(192, 512, rounds_inputs=rounds_inputs), Fp8Multiplier(LINES), norm_of(512)
+    x = randn(40, 512, seed=1)
+    x[5] *= 30
+    together = multiplier.of_normed(x, norm, weight, None)
+    assert together is not None
+    for row in (0, 5, 39):
+        alone = multiplier.of_normed(x[row : row + 1], norm, weight, None)
+        assert alone is not None
+        assert_near(alone, together[row : row + 1], 2e-3)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("rows", [3, 150])
+def test_splits_add_up(splits: int, rows: int) -> None:
+    weight, x = packed(128, 512, rounds_inputs=True), randn(rows, 512, seed=1)
+    rounded, scales = round_rows(x)
+    tile, few = Fp8FewRowsTile(64, 64, splits, 3), Fp8FewRows()
+    for _ in range(2):  # counters are as they were
+        found = few.multiply(rounded, scales, weight.weight, weight.scales, tile, DTYPE)
+        assert_near(found, (rounded.double() * scales) @ (weight.weight.double() * weight.scales).t())
+
+
+@pytest.mark.parametrize("size", [96, 1024, 20_000])
+def test_rows_are_rounded_as_torch_rounds_them(size: int) -> None:
+    x = randn(5, size, seed=1)
+    x[2] = 0
+    found, scales = fp8_rounding.round_rows(x)
+    expected, expected_scales = round_rows(x)
+    assert scales.equal(expected_scales)
+    assert found.view(torch.uint8).equal(expected.view(torch.uint8))
+    gate_up = randn(3, 2 * size, seed=2)
+    found, scales = fp8_rounding.gate_rows(gate_up)
+    assert_near(found.float() * scales, gated(gate_up, is_gelu=False), 4e-2)
+
+
+def test_every_product_of_few_rows_has_a_kernel_and_large_ones_are_cut_into_enough_programs() -> None:
+    for kind, outputs, inputs in (
+        ("normed", 6144, 4096),
+        ("added", 4096, 12288),
+        ("gated", 24576, 4096),
+        ("added", 3584, 18944),
+        ("gated", 37888, 3584),
+        ("plain", 1024, 1024),
+    ):
+        assert isinstance(find(kind, outputs, inputs, 1, FP8_W8A16), Fp8OneRowTile)  # type: ignore[arg-type]
+        for rows in (2, 32, 64, 128):
+            kind_of_several = "plain" if kind == "normed" else kind
+            way = find(kind_of_several, outputs, inputs, rows)  # type: ignore[arg-type]
+            assert isinstance(way, Fp8FewRowsTile)
+            assert way.programs(Product("plain", outputs, inputs)) >= 128 or outputs <= 1024
+    assert find("plain", 6144, 4096, 129) == find("plain", 6100, 4096, 8) == CUBLAS
+    assert find("plain", 6144, 4096, 8, "bfloat16") == CUBLAS
+
+
+def launch_one() -> None:
+    weight, scales = torch.zeros(6144, 4096).to(FP8), torch.zeros(6144, 1)
+    x, norm = torch.zeros(1, 4096, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)
+    fp8_row_linear(x, weight, scales, Fp8OneRowTile(8, 2048, 8), rounds_inputs=True, norm=(norm, 1e-6))
+
+
+def launch_few() -> None:
+    weight, scales = torch.zeros(6144, 4096).to(FP8), torch.zeros(6144, 1)
+    rows = torch.zeros(32, 4096).to(FP8)
+    Fp8FewRows().multiply(rows, torch.zeros(32, 1), weight, scales, Fp8FewRowsTile(64, 256, 2, 4), torch.bfloat16)
+
+
+def test_one_row_converts_by_a_hopper_s_own_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_for_hopper(monkeypatch, f"{KERNELS}.fp8_one_row._fp8_row", "cvt.rn.f16x2.e4m3x2", launch_one)
+
+
+def test_several_rows_are_multiplied_in_eight_bits_by_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_for_hopper(monkeypatch, f"{KERNELS}.fp8_few_rows._fp8_few_rows", ".e4m3.e4m3", launch_few)

@@ -1,0 +1,245 @@
+"""Products of a few pairs of rows and experts with stored weights, without tensor cores: at about the speed at which
+the weights can be read, where tiles would be almost empty. Each pair reads its expert's weights by itself.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
+from worker_svc.core.kernels.experts.routing import Routed
+from worker_svc.core.kernels.experts.tuning import ADD_ROWS, GATE_ROWS, MOST_ROW_PAIRS
+from worker_svc.core.kernels.experts.weights import (
+    FLOATS,
+    FP4,
+    FP4_GROUP,
+    ExpertWeights,
+    operands,
+    power_of_two,
+    read_fp4,
+)
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+
+_FLOATS, _FP4 = tl.constexpr(FLOATS), tl.constexpr(FP4)
+_FP4_GROUP = tl.constexpr(FP4_GROUP)
+
+
+def takes_rows(weight: ExpertWeights, num_pairs: int) -> bool:
+    """Return whether products of so many pairs are computed here."""
+    return num_pairs <= MOST_ROW_PAIRS.get(weight.form, -1)
+
+
+@triton.jit
+def _partial(
+    x_ptr,
+    rows,  # i64[BLOCK_N]: of the weights of all experts
+    is_output,
+    numbers_ptr,
+    exponents_ptr,
+    scales_ptr,
+    k,
+    K: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """f32[BLOCK_N]: the sums over BLOCK_K inputs from k on."""
+    if FORM == _FP4:
+        GROUPS: tl.constexpr = K // _FP4_GROUP
+        HALF: tl.constexpr = _FP4_GROUP // 2
+        group = k // _FP4_GROUP + tl.arange(0, BLOCK_K // _FP4_GROUP)
+        place = tl.arange(0, HALF)
+        is_there = is_output[:, None] & (group < GROUPS)[None, :]
+        cells = rows[:, None] * GROUPS + group[None, :]
+        numbers = numbers_ptr + cells[:, :, None] * HALF + place[None, None, :]
+        low, high = read_fp4(tl.load(numbers, mask=is_there[:, :, None], other=0), DTYPE)
+        inputs = group[:, None] * _FP4_GROUP + 2 * place[None, :]
+        low_x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0).to(tl.float32)
+        high_x = tl.load(x_ptr + inputs + 1, mask=inputs < K, other=0.0).to(tl.float32)
+        products = low.to(tl.float32) * low_x[None, :, :] + high.to(tl.float32) * high_x[None, :, :]
+        power = power_of_two(tl.load(exponents_ptr + cells, mask=is_there, other=0))
+        sums = tl.sum(tl.sum(products, 2) * power, 1)
+    else:
+        inputs = k + tl.arange(0, BLOCK_K)
+        is_there = is_output[:, None] & (inputs < K)[None, :]
+        numbers = tl.load(numbers_ptr + rows[:, None] * K + inputs[None, :], mask=is_there, other=0.0)
+        x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0).to(tl.float32)
+        products = numbers.to(DTYPE).to(tl.float32) * x[None, :]
+        if GROUP > 0:
+            COUNT: tl.constexpr = BLOCK_K // GROUP
+            group = k // GROUP + tl.arange(0, COUNT)
+            is_group = is_output[:, None] & (group * GROUP < K)[None, :]
+            scales = scales_ptr + rows[:, None] * ((K + GROUP - 1) // GROUP) + group[None, :]
+            of_groups = tl.sum(products.reshape(products.shape[0], COUNT, GROUP), 2)
+            sums = tl.sum(of_groups * tl.load(scales, mask=is_group, other=0.0), 1)
+        else:
+            sums = tl.sum(products, 1)
+    return sums
+
+
+@triton.jit
+def _product(
+    x_ptr,
+    rows,
+    is_output,
+    numbers_ptr,
+    exponents_ptr,
+    scales_ptr,
+    K: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """f32[BLOCK_N]: x [K] times the weights of `rows`."""
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    sums = tl.zeros((BLOCK_N,), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        sums += _partial(
+            x_ptr, rows, is_output, numbers_ptr, exponents_ptr, scales_ptr, k, K, FORM, GROUP, BLOCK_K, DTYPE
+        )
+    if FORM != _FLOATS and GROUP == 0:
+        sums *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)
+    return sums
+
+
+@triton.jit
+def _gate_rows(
+    x_ptr,  # [rows, K]
+    numbers_ptr,  # see `ExpertWeights`, as the next: of [experts, 2 N, K], gates then ups
+    exponents_ptr,
+    scales_ptr,
+    bias_ptr,  # [experts, 2 N]
+    ids_ptr,  # i32[pairs]
+    weights_ptr,  # f32[pairs]
+    out_ptr,  # [pairs, N]
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,  # rows of x are multiplied by the weights
+    DEPENDENT: tl.constexpr,
+):
+    """One program for some outputs of a pair."""
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    pair = tl.program_id(1).to(tl.int64)
+    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = outputs < N
+    rows = tl.load(ids_ptr + pair).to(tl.int64) * 2 * N + outputs
+    x = x_ptr + pair // TOP_K * K
+    gate = _product(x, rows, is_output, numbers_ptr, exponents_ptr, scales_ptr, K, FORM, GROUP, BLOCK_N, BLOCK_K)
+    up = _product(x, rows + N, is_output, numbers_ptr, exponents_ptr, scales_ptr, K, FORM, GROUP, BLOCK_N, BLOCK_K)
+    if WEIGHS:
+        weight = tl.load(weights_ptr + pair)
+        gate *= weight
+        up *= weight
+    if BIAS:
+        gate += tl.load(bias_ptr + rows, mask=is_output, other=0.0).to(tl.float32)
+        up += tl.load(bias_ptr + rows + N, mask=is_output, other=0.0).to(tl.float32)
+    out = gated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + pair * N + outputs, out, mask=is_output)
+
+
+@triton.jit
+def _add_rows(
+    x_ptr,  # [pairs, K]
+    numbers_ptr,  # see `ExpertWeights`, as the next: of [experts, N, K]
+    exponents_ptr,
+    scales_ptr,
+    bias_ptr,  # [experts, N]
+    ids_ptr,  # i32[pairs]
+    weights_ptr,  # f32[pairs]
+    residual_ptr,  # [rows, N]: added to, in place
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,  # products are multiplied by the weights
+    DEPENDENT: tl.constexpr,
+):
+    """One program for some outputs of a row: its pairs, always in the same order."""
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    row = tl.program_id(1).to(tl.int64)
+    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = outputs < N
+    residuals = residual_ptr + row * N + outputs
+    total = tl.load(residuals, mask=is_output, other=0.0).to(tl.float32)
+    for pair in range(row * TOP_K, (row + 1) * TOP_K):
+        rows = tl.load(ids_ptr + pair).to(tl.int64) * N + outputs
+        product = _product(
+            x_ptr + pair * K, rows, is_output, numbers_ptr, exponents_ptr, scales_ptr, K, FORM, GROUP, BLOCK_N, BLOCK_K
+        )
+        if BIAS:
+            product += tl.load(bias_ptr + rows, mask=is_output, other=0.0).to(tl.float32)
+        if WEIGHS:
+            product *= tl.load(weights_ptr + pair)
+        total += product
+    tl.store(residuals, total.to(residual_ptr.dtype.element_ty), mask=is_output)
+
+
+def gate_rows(
+    x: Tensor, weight: ExpertWeights, bias: Tensor | None, routed: Routed, *, activation: str, weighs: bool = False
+) -> Tensor:
+    """As `gate_tiles`."""
+    num_pairs, outputs = routed.ids.numel(), weight.outputs // 2
+    out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
+    tile, dependent = GATE_ROWS[weight.form], has_dependent_launch(x.device)
+    _gate_rows[(triton.cdiv(outputs, tile.outputs), num_pairs)](
+        x,
+        *operands(weight, x, bias),
+        routed.ids,
+        routed.weights,
+        out,
+        N=outputs,
+        K=weight.inputs,
+        TOP_K=routed.ids.shape[1],
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
+        FORM=weight.form,
+        GROUP=weight.group,
+        ACTIVATION=ACTIVATIONS[activation],
+        BIAS=bias is not None,
+        WEIGHS=weighs,
+        DEPENDENT=dependent,
+        **options(warps=tile.warps, dependent=dependent),
+    )
+    return out
+
+
+def add_rows(
+    x: Tensor, weight: ExpertWeights, bias: Tensor | None, routed: Routed, residual: Tensor, *, weighs: bool = True
+) -> None:
+    """As `add_tiles`."""
+    rows, outputs = residual.shape
+    tile, dependent = ADD_ROWS[weight.form], has_dependent_launch(x.device)
+    _add_rows[(triton.cdiv(outputs, tile.outputs), rows)](
+        x,
+        *operands(weight, x, bias),
+        routed.ids,
+        routed.weights,
+        residual,
+        N=outputs,
+        K=weight.inputs,
+        TOP_K=routed.ids.shape[1],
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
+        FORM=weight.form,
+        GROUP=weight.group,
+        BIAS=bias is not None,
+        WEIGHS=weighs,
+        DEPENDENT=dependent,
+        **options(warps=tile.warps, dependent=dependent),
+    )

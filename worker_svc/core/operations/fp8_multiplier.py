@@ -1,0 +1,159 @@
+"""Multiplier with weights of 8-bit floats on CUDA: few rows by kernels that tables of tuning choose, which take norm,
+gate, bias and residual along, many by torch's own product. Rows are rounded by a kernel, their norm with them.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from worker_svc.core.formats.fp8_channel import Fp8Channel
+from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
+from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
+from worker_svc.core.kernels.linear.fp8_rounding import round_rows
+from worker_svc.core.kernels.linear.norm import rms_norm
+from worker_svc.core.kernels.linear.table import Choices, Line
+from worker_svc.core.kernels.linear.ways import (
+    FP8_W8A8,
+    FP8_W8A16,
+    Cublas,
+    Fp8FewRowsTile,
+    Fp8OneRowTile,
+    Kind,
+    Product,
+    Way,
+)
+from worker_svc.core.operations.interface import Norm
+
+
+class Fp8Multiplier:
+    """Implement `Multiplier` of `Fp8Channel`; for use on one stream.
+
+    Args:
+        lines: of the tables for the device, in the order in which they count.
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._choices = Choices(lines, (Fp8OneRowTile, Fp8FewRowsTile, Cublas))
+        self._found: dict[tuple[Kind, int, int, str, int], Way] = {}
+        self._few_rows = Fp8FewRows()
+
+    def fold_norm(self, norm: Norm, packed: Fp8Channel, bias: Tensor | None) -> None:
+        """Implement `Multiplier.fold_norm`: what is rounded is not multiplied again."""
+
+    def of_normed(self, hidden: Tensor, norm: Norm, packed: Fp8Channel, bias: Tensor | None) -> Tensor | None:
+        """Implement `Multiplier.of_normed`."""
+        return self._multiply("normed" if len(hidden) == 1 else _plain(bias), hidden, packed, bias, norm=norm)
+
+    def gated(
+        self, hidden: Tensor, norm: Norm | None, packed: Fp8Channel, bias: Tensor | None, *, is_gelu: bool = False
+    ) -> Tensor | None:
+        """Implement `Multiplier.gated`."""
+        way = self._way("gated", packed, len(hidden))
+        if isinstance(way, Fp8OneRowTile):
+            return self._one_row(way, hidden, packed, bias, norm=norm, is_gated=True, is_gelu=is_gelu)
+        if isinstance(way, Fp8FewRowsTile):
+            return self._few(way, hidden, packed, bias, norm=norm, is_gated=True, is_gelu=is_gelu)
+        return None
+
+    def multiply(self, x: Tensor, packed: Fp8Channel, bias: Tensor | None) -> Tensor:
+        """Implement `Multiplier.multiply`."""
+        product = self._multiply(_plain(bias), x, packed, bias)
+        return packed.multiply(x, bias) if product is None else product
+
+    def add(self, x: Tensor, packed: Fp8Channel, bias: Tensor | None, residual: Tensor) -> Tensor:
+        """Implement `Multiplier.add`."""
+        total = self._multiply("added", x, packed, bias, residual=residual)
+        return residual.add_(packed.multiply(x, bias)) if total is None else total
+
+    def _multiply(
+        self,
+        kind: Kind,
+        x: Tensor,
+        packed: Fp8Channel,
+        bias: Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor | None:
+        """None: no kernel of ours takes part."""
+        way = self._way(kind, packed, len(x))
+        if isinstance(way, Fp8OneRowTile):
+            return self._one_row(way, x, packed, bias, norm=norm, residual=residual)
+        if isinstance(way, Fp8FewRowsTile):
+            return self._few(way, x, packed, bias, norm=norm, residual=residual)
+        if not packed.rounds_inputs or not len(x):
+            return None
+        rounded, scales = round_rows(x.contiguous(), _scaling(norm))
+        product = packed.multiply_rounded(rounded, scales, bias, x.dtype)
+        return product if residual is None else residual.add_(product)
+
+    def _one_row(
+        self,
+        way: Fp8OneRowTile,
+        x: Tensor,
+        packed: Fp8Channel,
+        bias: Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        is_gated: bool = False,
+        is_gelu: bool = False,
+    ) -> Tensor:
+        return fp8_row_linear(
+            x,
+            packed.weight,
+            packed.scales,
+            way,
+            rounds_inputs=packed.rounds_inputs,
+            norm=_scaling(norm),
+            bias=bias,
+            residual=residual,
+            is_gated=is_gated,
+            gelu=is_gelu,
+        )
+
+    def _few(
+        self,
+        way: Fp8FewRowsTile,
+        x: Tensor,
+        packed: Fp8Channel,
+        bias: Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        is_gated: bool = False,
+        is_gelu: bool = False,
+    ) -> Tensor:
+        rows, scales = x.contiguous(), None
+        if packed.rounds_inputs:
+            rows, scales = round_rows(rows, _scaling(norm))
+        elif norm is not None:
+            rows = rms_norm(rows, norm.weight, norm.eps)
+        return self._few_rows.multiply(
+            rows,
+            scales,
+            packed.weight,
+            packed.scales,
+            way,
+            x.dtype,
+            bias=bias,
+            residual=residual,
+            is_gated=is_gated,
+            gelu=is_gelu,
+        )
+
+    def _way(self, kind: Kind, packed: Fp8Channel, rows: int) -> Way:
+        dtype = FP8_W8A8 if packed.rounds_inputs else FP8_W8A16
+        key = kind, packed.outputs, packed.inputs, dtype, rows
+        way = self._found.get(key)
+        if way is None:
+            way = self._found[key] = self._choices.find(Product(*key[:4]), rows)
+        return way
+
+
+def _plain(bias: Tensor | None) -> Kind:
+    return "plain" if bias is None else "biased"
+
+
+def _scaling(norm: Norm | None) -> tuple[Tensor, float] | None:
+    return None if norm is None else (norm.weight, norm.eps)
