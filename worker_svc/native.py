@@ -12,6 +12,7 @@ from worker_svc.compute import choose_compute
 from worker_svc.core.causal_lm import CausalLM, reach_of
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group
+from worker_svc.core.formats.int4 import Int4Format
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.layers.delta_rule import delta_rule_state
@@ -27,6 +28,7 @@ from worker_svc.loaded_model import LoadedModel, ModelDescription, ModelSource
 from worker_svc.model_config import read_model_config
 from worker_svc.products import model_products
 from worker_svc.runner_options import RunnerOptions
+from worker_svc.tuning import card_of, packaged_lines
 from worker_svc.weights import fill_randomly, has_own_head, load_weights
 
 # Of the standard library: `LLM` runs in processes that are not ours to configure.
@@ -141,7 +143,7 @@ def _operations(device: torch.device) -> Operations:
         return TorchOperations()
     from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
-    return TritonOperations(device, ())
+    return TritonOperations(device, packaged_lines(card_of(device)))
 
 
 def num_weights_bytes(config: ModelConfig, placement: Placement) -> int:
@@ -185,13 +187,14 @@ def _tell_conversions(config: ModelConfig, placement: Placement) -> None:
     """Log the weights that are not kept as they are stored."""
     if config.quantization is None:
         return
-    num_bytes: dict[torch.dtype, int] = defaultdict(int)
+    num_bytes: dict[str, int] = defaultdict(int)
     for conversion in placement.conversions:
         made = [each.destination for each in conversion.made.values()]
-        num_bytes[made[0].dtype] += sum(each.nbytes for each in made)  # the numbers come first
-    for dtype, size in num_bytes.items():
-        name = str(dtype).removeprefix("torch.")
-        event = "weights widened" if dtype == placement.dtype else "weights converted"
+        is_int4 = isinstance(conversion.reading.multiplied, Int4Format)  # eight in a word
+        name = "int4" if is_int4 else str(made[0].dtype).removeprefix("torch.")  # the numbers come first
+        num_bytes[name] += sum(each.nbytes for each in made)
+    for name, size in num_bytes.items():
+        event = "weights widened" if name == str(placement.dtype).removeprefix("torch.") else "weights converted"
         extra = {"quantization": config.quantization.method, "to": name, "gigabytes": round(size / 1e9, 2)}
         _log.info(event, extra=extra)
 

@@ -11,6 +11,8 @@ from tqdm import tqdm
 
 from contract.domain.errors import broken
 from servicekit.checkpoint.model import read_json
+from worker_svc.core.formats.int4 import even_scales
+from worker_svc.core.formats.words import WORD
 from worker_svc.core.layers.placement import Conversion, WantedTensor
 from worker_svc.core.models.media import text_tensor
 from worker_svc.stored import DTYPES, FLOATS, StoredTensor, read_header
@@ -174,6 +176,10 @@ def fill_randomly(wanted: Iterable[WantedTensor]) -> None:
             tensor.destination.zero_()
         elif tensor.name.endswith("_scale"):
             tensor.destination.fill_(1.0)
+        elif tensor.destination.dtype == WORD:
+            tensor.destination.random_(-(1 << 31), (1 << 31) - 1)
+        elif tensor.name.endswith(".scales_and_zeros"):
+            tensor.destination.copy_(even_scales(tensor.destination, _RANDOM_DEVIATION))
         elif tensor.destination.itemsize == 1:
             drawn = torch.empty_like(tensor.destination, dtype=torch.bfloat16)
             tensor.destination.copy_(drawn.normal_(0.0, _RANDOM_DEVIATION))

@@ -140,6 +140,40 @@ def test_experts_as_they_are_stored_give_what_widened_ones_give(tmp_path: Path, 
     assert max(abs(one - other) for one, other in zip(kept.logprobs, widened.logprobs, strict=True)) < 1e-4
 
 
+@pytest.mark.parametrize("format_", ["awq", "gptq_4_bits_one_group", "packed_4_bits_zeros", "packed_4_bits_groups"])
+def test_integers_of_4_bits_as_they_are_stored_give_what_widened_ones_give(
+    tmp_path: Path, format_: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By kernels and by torch, in fp16, which the interpreter rounds as devices do."""
+    caplog.set_level("INFO")
+    variant = VARIANT["qwen3_biases"]
+    sizes = {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256}
+    save_checkpoint(tmp_path / "whole", replace(variant, options={**variant.options, **sizes}))
+    save_quantized(tmp_path / "whole", tmp_path / "stored", BY_NAME[format_])
+    found, sizes_of_weights = [], []
+    for attention in ("torch", "triton"):
+        options = RunnerOptions(
+            str(tmp_path / "stored"), device="cpu", dtype="float16", num_blocks=50, attention=attention
+        )
+        loaded = load_runner(options, lambda: 0)
+        # Chunks of more rows than kernels decode numbers for, of fewer, and one row.
+        sequences = [
+            Drive(list(range(5, 5 + length)), 3, Sampling(temperature=0.0, num_logprobs=NUM_TOP))
+            for length in (150, 20, 1)
+        ]
+        drive(loaded.runner, sequences[:1], chunk=140)
+        drive(loaded.runner, sequences[1:], chunk=32)
+        sizes_of_weights.append(loaded.profile.weights_bytes)
+        loaded.close()
+        found.append(sequences)
+    for widened, kept in zip(*found, strict=True):
+        assert kept.output == widened.output
+        assert max(abs(one - other) for one, other in zip(kept.logprobs, widened.logprobs, strict=True)) < 2e-2
+    assert sizes_of_weights[1] < sizes_of_weights[0]
+    events = [(each.message, each.__dict__["to"]) for each in caplog.records if hasattr(each, "to")]
+    assert events == [("weights widened", "float16"), ("weights converted", "int4")]
+
+
 def test_blocks_are_widened_as_transformers_does() -> None:
     stored = fp8_block(torch.randn(48, 64), 16, 32, "weight_scale_inv")
     (expected,) = Fp8Dequantize(None).convert(dict(stored)).values()

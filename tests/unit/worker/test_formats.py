@@ -20,15 +20,17 @@ from worker_svc.core.distributed import Group
 from worker_svc.core.formats.choice import find_reading
 from worker_svc.core.formats.dense import DenseFormat
 from worker_svc.core.formats.fp8_channel import Fp8Channel, Fp8ChannelFormat
-from worker_svc.core.formats.interface import IN, Dim, Piece, Reading
+from worker_svc.core.formats.int4 import Int4, Int4Format, Integers, pack_integers, widen_integers
+from worker_svc.core.formats.interface import IN, Dim, Format, Piece, Reading
 from worker_svc.core.layers.linear import Linear, Projection
-from worker_svc.core.layers.placement import Placement
+from worker_svc.core.layers.placement import Placement, WantedTensor
 from worker_svc.core.models.spec import StoredRows
+from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.quantization.choice import choose_quantization, parse_quantization
 from worker_svc.core.quantization.spec import Fp8OnlineSpec, QuantizationSpec
 from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
-from worker_svc.weights import load_weights
+from worker_svc.weights import fill_randomly, load_weights
 
 
 def test_a_dimension_says_where_what_it_counts_is_stored() -> None:
@@ -52,10 +54,24 @@ def test_ranks_cut_between_groups_and_have_all_together(size: int, unit: int, wo
     assert max(lengths) - min(lengths) <= 1
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+class AllForms(TorchOperations):
+    """Multiply every form that there is, of any size."""
+
+    def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
+        return True
+
+
+INT4 = [case for case in CASES if case.name.startswith(("awq", "gptq_4", "packed_4")) and "any_order" not in case.name]
+
+
+@pytest.mark.parametrize(
+    ("case", "operations"),
+    [*((case, TorchOperations()) for case in CASES), *((case, AllForms()) for case in INT4)],
+    ids=lambda each: each.name if isinstance(each, Case) else type(each).__name__,
+)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_quantized_layers_are_read_and_merged_and_cut_as_dense_ones(
-    tmp_path: Path, world_size: int, case: Case
+    tmp_path: Path, world_size: int, case: Case, operations: TorchOperations
 ) -> None:
     """Two projections of one stored tensor, and a third beside them, dense; then split by inputs."""
     torch.manual_seed(3)
@@ -72,12 +88,15 @@ def test_quantized_layers_are_read_and_merged_and_cut_as_dense_ones(
     down_x = torch.randn(5, 128)
     for rank in range(world_size):
         group = Group(rank, world_size)
-        placement = Placement(torch.device("cpu"), torch.float32, group, quantization=quantization)
+        placement = Placement(torch.device("cpu"), torch.float32, group, operations, quantization)
         rows, others, columns = placement.columns(24, 8), placement.columns(40, 8), placement.columns(128, 16)
         projections = [Projection(StoredRows("both", 24, 48), 24, rows), Projection(StoredRows("third"), 40, others)]
         linear = Linear(placement, projections, 64)
         down = Linear(placement, [Projection(StoredRows("down"), 24, slice(0, 24))], 128, columns)
         load_weights(tmp_path, placement.wanted, placement.conversions, unused_suffixes=quantization.unused)
+        is_kept = isinstance(operations, AllForms)
+        assert isinstance(linear.packed, Int4) == is_kept
+        assert isinstance(down.packed, Int4) == (is_kept and world_size == 1)  # others share blocks
         found.append(linear.multiply(x).split(linear.sizes, dim=-1))
         sums.append(down.packed.multiply(down_x[:, columns], None))
     got = torch.cat([torch.cat(parts, -1) for parts in zip(*found, strict=True)], -1)
@@ -85,6 +104,64 @@ def test_quantized_layers_are_read_and_merged_and_cut_as_dense_ones(
     near = 0.05 if case.logits_differ > 1e-4 else 1e-6
     for one, other in ((got, expected), (sum(sums), down_x @ whole["down"].t())):
         torch.testing.assert_close(one, other, atol=near * float(other.abs().max()), rtol=0.0)
+
+
+@pytest.mark.parametrize("case", INT4, ids=lambda case: case.name)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_keep_integers_of_4_bits_that_they_cut_between_blocks(
+    tmp_path: Path, world_size: int, case: Case
+) -> None:
+    torch.manual_seed(3)
+    stored = case.quantize(torch.randn(16, 400))
+    save_file({f"down.{suffix}": each.contiguous() for suffix, each in stored.items()}, tmp_path / "model.safetensors")
+    x, total = torch.randn(5, 400), torch.zeros(5, 16)
+    for rank in range(world_size):
+        group, quantization = Group(rank, world_size), parse_quantization(case.config)
+        placement = Placement(torch.device("cpu"), torch.float32, group, AllForms(), quantization)
+        columns = placement.columns(400, 128)
+        down = Linear(placement, [Projection(StoredRows("down"), 16, slice(0, 16))], 400, columns)
+        load_weights(tmp_path, placement.wanted, placement.conversions, unused_suffixes=quantization.unused)
+        assert isinstance(down.packed, Int4)
+        total += down.packed.multiply(x[:, columns], None)
+    torch.testing.assert_close(total, x @ case.stands_for(stored).t(), atol=1e-3, rtol=0)
+
+
+def test_groups_that_ranks_share_are_widened() -> None:
+    quantization = parse_quantization({"quant_method": "awq", "bits": 4, "group_size": 256, "version": "gemm"})
+    for columns, is_kept in ((slice(0, 256), True), (slice(256, 384), True), (slice(0, 128), False)):
+        placement = Placement(torch.device("meta"), torch.float32, Group(0, 2), AllForms(), quantization)
+        down = Linear(placement, [Projection(StoredRows("down"), 16, slice(0, 16))], 384, columns)
+        assert isinstance(down.packed, Int4) == is_kept
+
+
+@pytest.mark.parametrize("group", [16, 48, 128, None])
+def test_integers_of_4_bits_are_what_they_stand_for_scaled_and_in_another_order(group: int | None) -> None:
+    draw = torch.Generator().manual_seed(1)
+    groups = 1 if group is None else -(-200 // group)
+    numbers = torch.randint(0, 16, (24, 200), generator=draw, dtype=torch.int32)
+    zeros = torch.randint(0, 16, (24, groups), generator=draw, dtype=torch.int32)
+    scales = torch.randn(24, groups, generator=draw).half().float()
+    integers = Integers(numbers, zeros, scales)
+    packed, expected = pack_integers(integers, 200, group), widen_integers(integers, group)
+    assert packed.widen(torch.float32).equal(expected)
+    assert packed.numbers.nbytes == 24 * 2 * 64
+    packed.scale_outputs(3.0)
+    torch.testing.assert_close(packed.widen(torch.float32), 3 * expected, rtol=1e-5, atol=0)
+    order = torch.randperm(24, generator=draw)
+    packed.reorder_outputs(order)
+    torch.testing.assert_close(packed.widen(torch.float32), 3 * expected[order], rtol=1e-5, atol=0)
+    x, bias = torch.randn(3, 200, generator=draw), torch.randn(24, generator=draw)
+    torch.testing.assert_close(packed.multiply(x, bias), x @ packed.widen(torch.float32).t() + bias)
+
+
+def test_random_integers_of_4_bits_are_weights_of_the_deviation_that_others_have() -> None:
+    tensors = {each.suffix: torch.empty(each.shape(64, 1024), dtype=each.dtype) for each in Int4Format(128).pieces}
+    torch.manual_seed(2)
+    fill_randomly(WantedTensor(f"a.{name}", each, tuple(each.shape), ()) for name, each in tensors.items())
+    weight = Int4Format(128).pack(tensors, 1024).widen(torch.float32)
+    assert abs(float(weight.std()) - 0.02) < 1e-3
+    assert abs(float(weight.mean())) < 3e-3
+    assert len(weight.unique()) == 16
 
 
 def test_each_token_is_rounded_by_itself() -> None:

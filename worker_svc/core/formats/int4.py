@@ -15,7 +15,8 @@ WORDS = BLOCK // 8  # that have them
 INT4_BITS = 4
 _PER_WORD = 8
 _ZERO_MASK = 15  # of a scale's bits: those of the zero
-_NUMBERS, _SCALES = "numbers", "scales"
+_NUMBERS, _SCALES = "numbers", "scales_and_zeros"
+_EVEN_ZERO, _EVEN_DEVIATION = 8, 85**0.5 / 2  # of numbers from 0 to 15 that are as frequent as each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,12 @@ def pack_integers(integers: Integers, inputs: int, group: int | None) -> Int4:
     """Integers of 4 bits, packed."""
     tensors = {suffix: tensor.contiguous() for suffix, tensor in _tensors(integers).items()}
     return Int4Format(group).pack(tensors, inputs)
+
+
+def even_scales(like: Tensor, deviation: float) -> Tensor:
+    """Scales with zeros, f32, with which numbers of all values, evenly drawn, give weights of this deviation."""
+    zeros = torch.full_like(like, _EVEN_ZERO, dtype=WORD)
+    return _with_zeros(torch.full_like(like, deviation / _EVEN_DEVIATION), zeros)
 
 
 def widen_integers(integers: Integers, group: int | None) -> Tensor:

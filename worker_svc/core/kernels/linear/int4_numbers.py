@@ -6,8 +6,11 @@ pairs brings it to its size and takes the zero off, exactly (the same thought, w
 exponent: Kim et al., "Who Says Elephants Can't Run", 2022).
 """
 
+from typing import Protocol
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from worker_svc.core.kernels.launch import INTERPRETED
 
@@ -19,6 +22,22 @@ _ASM = tl.constexpr(not INTERPRETED)  # the interpreter knows no instructions of
 _LOW, _HIGH = tl.constexpr(0x000F000F), tl.constexpr(0x00F000F0)  # of each half of a word
 # What comes out is (number - zero) times this: the powers of two that bring the smallest floats up have an end.
 _BF16_UNIT, _FP16_UNIT = tl.constexpr(2.0**-7), tl.constexpr(2.0**-9)
+
+
+class Int4Weight(Protocol):
+    """A weight [outputs, inputs] in the layout of `formats.int4`."""
+
+    numbers: Tensor  # i32[outputs, blocks, WORDS]
+    scales: Tensor  # f32[groups, outputs], with zeros
+    group: int | None  # inputs that have a scale; None: all
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of a row that come out."""
+
+    @property
+    def inputs(self) -> int:
+        """Numbers of a row that go in."""
 
 
 @triton.jit

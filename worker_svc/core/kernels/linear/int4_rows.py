@@ -5,9 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.formats.int4 import Int4
 from worker_svc.core.kernels.launch import INTERPRETED, has_dependent_launch, options, release, wait
-from worker_svc.core.kernels.linear.int4_numbers import decode, in_order, scale_of, unit
+from worker_svc.core.kernels.linear.int4_numbers import Int4Weight, decode, in_order, scale_of, unit
 from worker_svc.core.kernels.linear.ways import MOST_INT4_TILES, Int4Tile
 
 _BLOCK, _WORDS = tl.constexpr(128), tl.constexpr(16)
@@ -271,7 +270,7 @@ class Int4Rows:
     def multiply(
         self,
         x: Tensor,
-        weight: Int4,
+        weight: Int4Weight,
         tile: Int4Tile,
         *,
         norm: tuple[Tensor, float] | None = None,

@@ -5,9 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.formats.int4 import Int4
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
-from worker_svc.core.kernels.linear.int4_numbers import BLOCK, decode, in_order
+from worker_svc.core.kernels.linear.int4_numbers import BLOCK, Int4Weight, decode, in_order
 from worker_svc.core.kernels.linear.int4_rows import groups_of
 
 _BLOCK, _WORDS = tl.constexpr(128), tl.constexpr(16)
@@ -44,7 +43,7 @@ def _widen(
         tl.store(outs + block * _BLOCK, numbers)
 
 
-def can_widen(weight: Int4, dtype: torch.dtype) -> bool:
+def can_widen(weight: Int4Weight, dtype: torch.dtype) -> bool:
     """Return whether `widen` has these sizes."""
     group = weight.group
     has_groups = group is None or group % BLOCK == 0 or group in _SMALL_GROUPS
@@ -52,7 +51,7 @@ def can_widen(weight: Int4, dtype: torch.dtype) -> bool:
     return is_half and has_groups and weight.outputs % _OUTPUTS == 0 and weight.inputs % BLOCK == 0
 
 
-def widen(weight: Int4, dtype: torch.dtype) -> Tensor:
+def widen(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
     """The weight, rounded once, [outputs, inputs]: as `Int4.widen` has it, bit for bit."""
     out = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=weight.numbers.device)
     blocks = weight.numbers.shape[1]
