@@ -1,5 +1,7 @@
 """Products with integers of 4 bits against double precision and against torch, one row and several, split and not."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hopper import compile_for_hopper
@@ -17,8 +19,10 @@ from worker_svc.core.kernels.linear.ways import CUBLAS, INT4, Cublas, Int4Tile, 
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import NormSpec
+from worker_svc.core.operations import int4_multiplier
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
 from worker_svc.core.operations.int4_multiplier import Int4Multiplier
+from worker_svc.core.operations.triton_operations import TritonOperations
 
 KERNELS = "worker_svc.core.kernels.linear"
 GROUPS = (16, 32, 64, 128, 256, None)
@@ -80,6 +84,54 @@ def test_products_are_torch_s(rows: int, group: int | None) -> None:
     assert plain is None or assert_near(plain, gated(normed), 4e-3) is None
     assert kernels.gated(x, norm, weight, bias) is None
     assert kernels.gated(x, norm, weight, None, is_gelu=True) is None
+
+
+def test_one_row_is_normed_with_its_product_if_its_dtype_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not scaled yet is too large for fp16."""
+    weight, kernels, norm = packed(128, 512), multiplier(), norm_of(512)
+    x, bias = randn(2, 512, seed=1, dtype=torch.bfloat16), randn(128, seed=4)
+    assert kernels.of_normed(x[:1], norm, weight, None) is not None
+    assert kernels.of_normed(x, norm, weight, None) is None
+    norm.weight *= 4
+    large = randn(1, 512, seed=1, dtype=torch.float16, scale=16_000.0)
+    assert kernels.of_normed(large, norm, weight, None) is None
+    of_gates = kernels.gated(large, norm, weight, None)
+    assert of_gates is not None
+    normed = product(norm.normalize(large), weight)
+    assert_near(of_gates, gated(normed), 4e-3)
+    # The interpreter multiplies fp16 alone.
+    monkeypatch.setattr(int4_multiplier, "_takes_norm", lambda hidden: len(hidden) == 1)
+    found = kernels.of_normed(large / 1000, norm, weight, bias)
+    assert found is not None
+    assert_near(found, normed + bias, 4e-3)
+    of_gates = kernels.gated(large / 1000, norm, weight, None)
+    assert of_gates is not None
+    assert_near(of_gates, gated(normed), 4e-3)
+
+
+@dataclass
+class OfARank:
+    """A linear layer whose sum over ranks is known."""
+
+    packed: Int4
+    bias: Tensor | None = None
+    is_partial: bool = True
+
+    def multiply(self, x: Tensor) -> Tensor:
+        raise AssertionError("torch would widen the weight in each step")
+
+    def total(self, part: Tensor) -> Tensor:
+        return 2 * part + 1
+
+
+@pytest.mark.parametrize("rows", [1, 130])
+def test_a_rank_s_inputs_are_multiplied_by_kernels_and_summed_over_ranks(rows: int) -> None:
+    weight, operations = packed(128, 256), TritonOperations(DEVICE, LINES)
+    x, residual, after = randn(rows, 256, seed=1), randn(rows, 128, seed=2), norm_of(128)
+    total = 2 * product(x, weight) + 1
+    assert_near(operations.linear_add(x, OfARank(weight), residual.clone()), residual + total)
+    normed = operations.linear_add(x, OfARank(weight), residual.clone(), after)
+    assert_near(normed, residual + after.normalize(total.to(DTYPE)), 4e-3)
 
 
 @given(
@@ -185,6 +237,12 @@ def test_every_product_of_few_rows_has_a_kernel_and_large_ones_are_cut_into_enou
                 assert way.programs(Product(kind, outputs, inputs)) >= 128 or outputs <= 1024  # type: ignore[arg-type]
     assert find("added", 4096, 12288, 129) == find("plain", 6176, 4096, 8) == find("plain", 64, 160, 1) == CUBLAS
     assert find("plain", 64, 256, 1, 96) == CUBLAS  # a group that words would share
+
+
+def test_no_more_of_a_weight_is_asked_for_than_a_split_has() -> None:
+    tile = Int4Tile(64, 16, 2, 3, 4, ahead=4)
+    assert tile.fits(Product("plain", 64, 1024, INT4, 128), 1)
+    assert not tile.fits(Product("plain", 64, 1024 - 128, INT4, 128), 1)
 
 
 def test_only_what_kernels_multiply_is_kept() -> None:
