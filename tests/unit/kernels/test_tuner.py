@@ -1,7 +1,9 @@
 """The tuner: it measures whatever fits and is right, and writes a table of what is better, for the next worker."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
@@ -15,14 +17,17 @@ from torch import Tensor
 from contract.domain.errors import ErrorCode, PenstockError
 from penstock.launcher.layout import BUNDLED_MODEL
 from worker_svc import tuner as module
+from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.linear.candidates import candidates
 from worker_svc.core.kernels.linear.few_rows import FewRows
 from worker_svc.core.kernels.linear.table import Choices, Line, Table, read_table, write_table
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
+    INT4,
     BatchTile,
     Cublas,
     FewRowsTile,
+    Int4Tile,
     Kind,
     ManyRowsTile,
     OneRowTile,
@@ -30,7 +35,7 @@ from worker_svc.core.kernels.linear.ways import (
     Way,
 )
 from worker_svc.measure import GraphMeasure, Measured, summarize
-from worker_svc.tuner import ROWS, Tuner, TuningOptions, tune_model
+from worker_svc.tuner import ROWS, Finding, Tuner, TuningOptions, tune_model
 from worker_svc.tuning import card_of, find_lines
 
 DTYPE_NAME = str(DTYPE).removeprefix("torch.")
@@ -71,7 +76,8 @@ def tuner(measure: FakeMeasure, lines: tuple[Line, ...] = ()) -> Tuner:
         st.sampled_from(get_args(Kind)),
         st.integers(1, 500).map(lambda n: 64 * n),
         st.integers(1, 200).map(lambda n: 64 * n),
-        st.sampled_from(["bfloat16", "float16"]),
+        st.sampled_from(["bfloat16", "float16", INT4]),
+        st.sampled_from([None, 32, 128]),
     ),
     st.sampled_from(ROWS),
 )
@@ -95,6 +101,8 @@ def test_candidates_fit_and_stand_there_once_and_cublas_is_the_first(product: Pr
 )
 def test_there_are_candidates_of_every_kernel(kind: Kind, rows: int, kernels: set[type]) -> None:
     assert {type(way) for way in candidates(Product(kind, 6144, 4096), rows)} == {Cublas, *kernels}
+    of_int4 = candidates(Product(kind, 6144, 4096, INT4, 128), rows)
+    assert {type(way) for way in of_int4} == ({Cublas, Int4Tile} if rows <= 512 else {Cublas})
 
 
 @pytest.mark.parametrize(
@@ -110,6 +118,49 @@ def test_each_candidate_computes_the_right_product(kind: Kind, rows: int) -> Non
     assert measure.asked[0] <= everything if is_gpu else measure.asked == [everything]
     assert len(measure.asked[0]) > (1 if kind != "gated" or rows == 1 else 0)
     assert not finding.is_better
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("normed", 1), ("added", 20), ("plain", 70), ("gated", 3)])
+@pytest.mark.parametrize("group", [32, None])
+def test_each_candidate_of_integers_of_4_bits_computes_the_right_product(
+    kind: Kind, rows: int, group: int | None
+) -> None:
+    measure, of_int4 = FakeMeasure(), Product(kind, OUTPUTS, INPUTS, INT4, group)
+    [finding] = Tuner(DEVICE, (), None, measure, DTYPE).tune([of_int4], [rows])
+    assert measure.asked == [set(candidates(of_int4, rows))]
+    assert len(measure.asked[0]) > 2
+    assert finding.standing == CUBLAS
+
+
+def tuned_products(directory: Path, monkeypatch: pytest.MonkeyPatch, quantization: object) -> list[Product]:
+    """Those of the bundled model, stored so."""
+    shutil.copytree(BUNDLED_MODEL, directory)
+    config = json.loads((BUNDLED_MODEL / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    asked: list[Product] = []
+
+    class Asking(Tuner):
+        def tune(self, products: Sequence[Product], sizes: Sequence[int]) -> Iterator[Finding]:
+            asked.extend(products)
+            return iter(())
+
+    monkeypatch.setattr(module, "Tuner", Asking)
+    options = TuningOptions(str(directory), dtype="float16", out=directory / "table.json")
+    tune_model(options, DEVICE, lambda _: FakeMeasure(), lambda _: None)
+    return asked
+
+
+def test_layers_of_integers_of_4_bits_are_tuned_as_such_and_the_head_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense = tuned_products(tmp_path / "dense", monkeypatch, None)
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    int4 = tuned_products(tmp_path / "int4", monkeypatch, awq)
+    assert [replace(each, dtype="float16", group=None) for each in int4] == dense
+    assert {(each.dtype, each.group) for each in int4} == {("float16", None), (INT4, 32)}
+    assert [each.dtype for each in int4 if each.outputs == dense[0].outputs] == ["float16", "float16"]
+    with pytest.raises(PenstockError, match="other than integers of 4 bits"):
+        tuned_products(tmp_path / "fp8", monkeypatch, {"quant_method": "fp8"})
 
 
 def test_a_way_that_computes_something_else_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +305,6 @@ def test_times_are_told_as_their_median_and_the_distance_of_their_quartiles() ->
 def test_a_product_of_one_row_is_that_of_its_norm() -> None:
     # What the tuner compares ways with is not what a way computes.
     x, weight = randn(1, 64, seed=1), randn(64, 64, seed=2)
-    normed = Tuner(DEVICE, (), None, FakeMeasure())._expected(product("normed", 64, 64), x, x, weight)
+    normed = Tuner(DEVICE, (), None, FakeMeasure())._expected(product("normed", 64, 64), x, x, Dense(weight))
     assert_near(normed, x.double() @ weight.double().t() / (x.double().square().mean() + 1e-6).sqrt(), 1e-3)
     assert normed.dtype is torch.float32

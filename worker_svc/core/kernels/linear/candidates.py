@@ -5,9 +5,11 @@ from itertools import product as combinations
 
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
+    INT4,
     BatchTile,
     Cublas,
     FewRowsTile,
+    Int4Tile,
     ManyRowsTile,
     OneRowTile,
     Product,
@@ -19,6 +21,9 @@ _THREAD_WEIGHTS = range(8, 129)  # of a tile, that a thread of `OneRowTile` hold
 _BATCH_ROWS, _FEWEST_BATCH_ROWS, _FEWEST_MANY_ROWS = (64, 128), 9, 33
 _MOST_BATCH_STAGES = 12
 _PIECES = (1024, 2048, 4096)
+_INT4_ROWS = (16, 32, 64, 128)
+_MOST_PAIRED_INT4_ROWS = 32  # of which steps of two blocks have room
+_MOST_INT4_ROWS = 512  # for more, a widened weight is little beside the product
 _MANY_TILES = (
     *(ManyRowsTile(128, outputs, (2, 1)) for outputs in (96, 128, 192, 256)),
     *(ManyRowsTile(128, outputs, (2, 1), takes_turns=True) for outputs in (128, 192)),
@@ -32,6 +37,8 @@ _MANY_TILES = (
 
 def candidates(product: Product, rows: int) -> list[Way]:
     """Of so many rows of a product, each once; cuBLAS's own choice is the first."""
+    if product.dtype == INT4:
+        return [CUBLAS, *(way for way in _int4_rows(rows) if way.fits(product, rows))]
     ways: list[Way] = [CUBLAS, *_cublas(product, rows), *_one_row(product), *_few_rows()]
     if rows >= _FEWEST_BATCH_ROWS:
         ways += _batch_rows(next((each for each in _BATCH_ROWS if each >= rows), _BATCH_ROWS[-1]))
@@ -65,6 +72,19 @@ def _one_row(product: Product) -> Iterator[Way]:
 def _few_rows() -> Iterator[Way]:
     for outputs, inputs, splits, stages in combinations((32, 64), (64, 128), (1, 2, 4, 8), (4, 6)):
         yield FewRowsTile(outputs, inputs, splits, stages)
+
+
+def _int4_rows(rows: int) -> Iterator[Way]:
+    """Of tiles of all rows, or of half of many."""
+    if rows > _MOST_INT4_ROWS:
+        return
+    of_all = next((each for each in _INT4_ROWS if each >= rows), _INT4_ROWS[-1])
+    for (outputs, warps), splits, scaled in combinations(((64, 4), (128, 8)), (1, 2, 4, 8), (False, True)):
+        if of_all <= _MOST_PAIRED_INT4_ROWS:
+            for (blocks, stages), ahead in combinations(((1, 4), (2, 3)), (0, 4)):
+                yield Int4Tile(outputs, of_all, splits, stages, warps, blocks, scaled, ahead)
+        else:
+            yield from (Int4Tile(outputs, each, splits, 3, warps, 1, scaled) for each in (of_all // 2, of_all))
 
 
 def _batch_rows(rows: int) -> Iterator[Way]:
