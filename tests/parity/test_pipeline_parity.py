@@ -34,6 +34,8 @@ def test_clients_of_the_pipeline_get_what_transformers_says(
 
     pipeline = Pipeline(
         expected.directory,
+        # All services share this process with other work: none is to be taken for dead.
+        every={"session_ttl_s": 60.0},
         scheduler={
             "plans_in_flight": case.window,
             "short_step_us": 0,

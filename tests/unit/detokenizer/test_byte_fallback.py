@@ -65,7 +65,8 @@ def test_bytes_that_are_no_utf8_become_what_a_full_decode_makes_of_them(
     ids = [*byte_runs.ids_of(tokenizer, begin), *ids]
     expected = byte_runs.text(tokenizer, ids)
     assert "".join(_sent(family, ids)) == expected
-    if all(character == "\ufffd" for character in expected):  # nothing was complete before it
+    space = byte_runs.ids_of(tokenizer, b" ")[0]  # is complete, and taken off where it begins the text
+    if space not in ids and all(character == "\ufffd" for character in expected):  # nothing was complete before it
         assert expected == tokenizer.decode(ids)
 
 

@@ -139,7 +139,7 @@ def launch(form: int) -> None:
         gate_tiles(x, weight, None, to, pairs, activation="silu")
 
 
-@pytest.mark.parametrize(("form", "instruction"), [(FP4, "wgmma"), (FP8_FORM, "cvt.rn.f16x2.e4m3x2")])
+@pytest.mark.parametrize(("form", "instruction"), [(FP4, "cp.async.c"), (FP8_FORM, "cvt.rn.f16x2.e4m3x2")])
 def test_stored_weights_are_read_by_a_hopper_s_own_instructions(
     monkeypatch: pytest.MonkeyPatch, form: int, instruction: str
 ) -> None:

@@ -63,7 +63,7 @@ def find(kind: Kind, outputs: int, inputs: int, rows: int, group: int | None = 1
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("rows", [1, 5, 40, 130])
+@pytest.mark.parametrize("rows", [1, 5, 40, 260])
 def test_products_are_torch_s(rows: int, group: int | None) -> None:
     outputs, inputs = 128, 512
     weight, kernels = packed(outputs, inputs, group), multiplier()
@@ -77,7 +77,7 @@ def test_products_are_torch_s(rows: int, group: int | None) -> None:
     norm = norm_of(inputs)
     normed = product(norm.normalize(x), weight)
     found = kernels.gated(x, norm, weight, None)
-    assert (found is None) == (rows > 128)
+    assert (found is None) == (rows > 256)
     if found is not None:
         assert_near(found, gated(normed), 4e-3)
     plain = kernels.gated(norm.normalize(x), None, weight, None)
@@ -124,7 +124,7 @@ class OfARank:
         return 2 * part + 1
 
 
-@pytest.mark.parametrize("rows", [1, 130])
+@pytest.mark.parametrize("rows", [1, 260])
 def test_a_rank_s_inputs_are_multiplied_by_kernels_and_summed_over_ranks(rows: int) -> None:
     weight, operations = packed(128, 256), TritonOperations(DEVICE, LINES)
     x, residual, after = randn(rows, 256, seed=1), randn(rows, 128, seed=2), norm_of(128)
@@ -229,13 +229,12 @@ def test_every_product_of_few_rows_has_a_kernel_and_large_ones_are_cut_into_enou
         ("normed", 1024, 1024),
         ("plain", 64, 128),
     ):
-        for rows in (1, 2, 16, 17, 32, 64, 65, 128):
+        for rows in (1, 2, 16, 17, 32, 64, 65, 256):
             for group in (32, 128, None):
                 way = find(kind, outputs, inputs, rows, group)  # type: ignore[arg-type]
                 assert isinstance(way, Int4Tile)
-                assert way.rows >= rows
                 assert way.programs(Product(kind, outputs, inputs)) >= 128 or outputs <= 1024  # type: ignore[arg-type]
-    assert find("added", 4096, 12288, 129) == find("plain", 6176, 4096, 8) == find("plain", 64, 160, 1) == CUBLAS
+    assert find("added", 4096, 12288, 257) == find("plain", 6176, 4096, 8) == find("plain", 64, 160, 1) == CUBLAS
     assert find("plain", 64, 256, 1, 96) == CUBLAS  # a group that words would share
 
 
@@ -268,7 +267,7 @@ def launch_widening() -> None:
     widen(Int4(torch.zeros(128, 32, 16, dtype=torch.int32), torch.zeros(32, 128), 4096, 128), torch.bfloat16)
 
 
-@pytest.mark.parametrize("rows", [16, 128])
+@pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("kind", ["plain", "gated"])
 def test_matrix_units_take_decoded_numbers_from_registers(
     monkeypatch: pytest.MonkeyPatch, kind: Kind, rows: int

@@ -55,9 +55,9 @@ def _partial(
         cells = rows[:, None] * GROUPS + group[None, :]
         numbers = numbers_ptr + cells[:, :, None] * HALF + place[None, None, :]
         low, high = read_fp4(tl.load(numbers, mask=is_there[:, :, None], other=0), DTYPE)
-        inputs = group[:, None] * _FP4_GROUP + 2 * place[None, :]
-        low_x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0).to(tl.float32)
-        high_x = tl.load(x_ptr + inputs + 1, mask=inputs < K, other=0.0).to(tl.float32)
+        inputs = k + tl.arange(0, BLOCK_K)
+        x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0).to(tl.float32)
+        low_x, high_x = tl.split(x.reshape(BLOCK_K // _FP4_GROUP, HALF, 2))
         products = low.to(tl.float32) * low_x[None, :, :] + high.to(tl.float32) * high_x[None, :, :]
         power = power_of_two(tl.load(exponents_ptr + cells, mask=is_there, other=0))
         sums = tl.sum(tl.sum(products, 2) * power, 1)

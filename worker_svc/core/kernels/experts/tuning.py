@@ -1,5 +1,5 @@
-"""Tiles of the products of experts, as values: measured by hand, of floats on an H200, of the shapes of Qwen3-30B-A3B and
-Mixtral, of stored numbers on an H100, of those of Qwen3-30B-A3B and gpt-oss-20b.
+"""Tiles of the products of experts, as values: measured by hand, of floats on an H200, of the shapes of Qwen3-30B-A3B
+and Mixtral, of stored numbers on an H100, of those of Qwen3-30B-A3B and gpt-oss-20b.
 """
 
 from dataclasses import dataclass
