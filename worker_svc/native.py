@@ -27,6 +27,7 @@ from worker_svc.loaded_model import LoadedModel, ModelDescription, ModelSource
 from worker_svc.model_config import read_model_config
 from worker_svc.products import model_products
 from worker_svc.runner_options import RunnerOptions
+from worker_svc.tuning import card_of, packaged_lines
 from worker_svc.weights import fill_randomly, has_own_head, load_weights
 
 # Of the standard library: `LLM` runs in processes that are not ours to configure.
@@ -141,7 +142,7 @@ def _operations(device: torch.device) -> Operations:
         return TorchOperations()
     from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
-    return TritonOperations(device, ())
+    return TritonOperations(device, packaged_lines(card_of(device)))
 
 
 def num_weights_bytes(config: ModelConfig, placement: Placement) -> int:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker_svc.core.formats.int4 import Integers, widen_integers
 from worker_svc.core.formats.interface import IN, OUT, Dim, Piece, Tensors
-from worker_svc.core.formats.words import WORD, WORD_BITS, groups, spread, unpack
+from worker_svc.core.formats.words import WORD, WORD_BITS, groups, unpack
 from worker_svc.core.quantization.spec import AwqSpec
 
 _BITS = 4
@@ -16,7 +17,7 @@ _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of each output in a word
 
 @dataclass(frozen=True, slots=True)
 class AwqFormat:
-    """Implement `StoredFormat`."""
+    """Implement `IntegersFormat`."""
 
     spec: AwqSpec
 
@@ -30,12 +31,26 @@ class AwqFormat:
             Piece("scales", (grouped, OUT), torch.float32),
         )
 
+    @property
+    def is_int4(self) -> bool:
+        """Implement `IntegersFormat.is_int4`."""
+        return True
+
+    @property
+    def group(self) -> int | None:
+        """Implement `IntegersFormat.group`."""
+        return self.spec.group
+
+    def read(self, tensors: Tensors) -> Integers:
+        """Implement `IntegersFormat.read`."""
+        scales = tensors["scales"]
+        # The last word may have room for more.
+        numbers, zeros = (_outputs(tensors[name])[:, : scales.shape[1]] for name in ("qweight", "qzeros"))
+        return Integers(numbers.t(), zeros.t(), scales.t())
+
     def widen(self, tensors: Tensors) -> Tensor:
         """Implement `StoredFormat.widen`."""
-        outputs = tensors["scales"].shape[1]  # the last word may have room for more
-        numbers, zeros = (_outputs(tensors[name])[:, :outputs] for name in ("qweight", "qzeros"))
-        zeros, scales = (spread(each, self.spec.group, 0, len(numbers)) for each in (zeros, tensors["scales"]))
-        return ((numbers - zeros) * scales).t()
+        return widen_integers(self.read(tensors), self.group)
 
 
 def _outputs(words: Tensor) -> Tensor:

@@ -10,12 +10,14 @@ from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat
 from worker_svc.core.formats.fp8_online import Fp8OnlineFormat
 from worker_svc.core.formats.fp8_tensor import Fp8TensorFormat
 from worker_svc.core.formats.gptq import GptqFormat
+from worker_svc.core.formats.int4 import IntegersFormat, ToInt4
 from worker_svc.core.formats.integers import IntFormat
 from worker_svc.core.formats.interface import ConvertedFormat, Format, Reading, StoredFormat
 from worker_svc.core.formats.mxfp4 import Mxfp4Format
 from worker_svc.core.formats.nvfp4 import Nvfp4Format
 from worker_svc.core.quantization.spec import (
     AwqSpec,
+    FormatSpec,
     Fp8BlockSpec,
     Fp8ChannelSpec,
     Fp8OnlineSpec,
@@ -32,20 +34,25 @@ _CONVERTED: dict[type, Callable[[Any], ConvertedFormat]] = {
     Fp8TensorSpec: Fp8TensorFormat,
     Fp8OnlineSpec: Fp8OnlineFormat,
 }
-_WIDENED: dict[type, Callable[[Any], StoredFormat]] = {
-    Fp8BlockSpec: Fp8BlockFormat,
+_INTEGERS: dict[type, Callable[[Any], IntegersFormat]] = {  # converted if they have 4 bits, in order
     AwqSpec: AwqFormat,
     GptqSpec: GptqFormat,
     IntSpec: IntFormat,
+}
+_WIDENED: dict[type, Callable[[Any], StoredFormat]] = {
+    Fp8BlockSpec: Fp8BlockFormat,
     Mxfp4Spec: Mxfp4Format,
     Nvfp4Spec: Nvfp4Format,
 }
 
 
-def find_reading(quantization: QuantizationSpec | None, name: str, *, widens: bool = False) -> Reading[Format]:
+def find_reading(
+    quantization: QuantizationSpec | None, name: str, *, widens: bool = False, has_int4: bool = True
+) -> Reading[Format]:
     """The way to read the layer called `name` in the checkpoint.
 
     widens: for a product of floats alone, as heads are.
+    has_int4: integers of 4 bits are multiplied as such.
     """
     dense = DenseFormat()
     if quantization is None or not quantization.covers(name):
@@ -54,10 +61,18 @@ def find_reading(quantization: QuantizationSpec | None, name: str, *, widens: bo
     if type(spec) in _MULTIPLIED and not widens:
         format_ = _MULTIPLIED[type(spec)](spec)
         return Reading(format_.pieces, format_)
-    if type(spec) in _CONVERTED and not widens:
-        converted = _CONVERTED[type(spec)](spec)
+    converted = None if widens else _find_converted(spec, has_int4=has_int4)
+    if converted is not None:
         return Reading(converted.pieces, converted.multiplied, converted.convert, converted.needs_whole_rows)
-    stored = (_MULTIPLIED | _CONVERTED | _WIDENED)[type(spec)](spec)
+    stored = (_MULTIPLIED | _CONVERTED | _INTEGERS | _WIDENED)[type(spec)](spec)
     if stored.pieces == dense.pieces:
         return Reading(dense.pieces, dense)
     return Reading(stored.pieces, dense, lambda tensors: {"weight": stored.widen(tensors)})
+
+
+def _find_converted(spec: FormatSpec, *, has_int4: bool) -> ConvertedFormat | None:
+    if type(spec) in _CONVERTED:
+        return _CONVERTED[type(spec)](spec)
+    if has_int4 and type(spec) in _INTEGERS and (integers := _INTEGERS[type(spec)](spec)).is_int4:
+        return ToInt4(integers)
+    return None

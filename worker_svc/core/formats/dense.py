@@ -44,6 +44,10 @@ class DenseFormat:
         """Implement `StoredFormat.widen`."""
         return tensors["weight"]
 
-    def pack(self, tensors: Tensors) -> Dense:
+    def takes(self, outputs: int, inputs: int) -> bool:  # noqa: ARG002
+        """Implement `Format.takes`: torch multiplies any."""
+        return True
+
+    def pack(self, tensors: Tensors, inputs: int) -> Dense:  # noqa: ARG002
         """Implement `Format.pack`."""
         return Dense(tensors["weight"])

@@ -77,7 +77,11 @@ class Fp8ChannelFormat:
         """Implement `StoredFormat.widen`."""
         return tensors["weight"].float() * tensors["weight_scale"]
 
-    def pack(self, tensors: Tensors) -> Fp8Channel:
+    def takes(self, outputs: int, inputs: int) -> bool:  # noqa: ARG002
+        """Implement `Format.takes`: torch multiplies any."""
+        return True
+
+    def pack(self, tensors: Tensors, inputs: int) -> Fp8Channel:  # noqa: ARG002
         """Implement `Format.pack`."""
         return Fp8Channel(tensors["weight"], tensors["weight_scale"], rounds_inputs=self.spec.rounds_inputs)
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker_svc.core.formats.int4 import INT4_BITS, Integers, widen_integers
 from worker_svc.core.formats.interface import IN, OUT, Dim, Piece, Tensors
-from worker_svc.core.formats.words import WORD, WORD_BITS, groups, spread, unpack
+from worker_svc.core.formats.words import WORD, WORD_BITS, groups, unpack
 from worker_svc.core.quantization.spec import GptqSpec
 
 
 @dataclass(frozen=True, slots=True)
 class GptqFormat:
-    """Implement `StoredFormat`."""
+    """Implement `IntegersFormat`."""
 
     spec: GptqSpec
 
@@ -31,16 +32,30 @@ class GptqFormat:
             *order,
         )
 
-    def widen(self, tensors: Tensors) -> Tensor:
-        """Implement `StoredFormat.widen`."""
+    @property
+    def is_int4(self) -> bool:
+        """Implement `IntegersFormat.is_int4`."""
+        return self.spec.bits == INT4_BITS and not self.spec.has_order
+
+    @property
+    def group(self) -> int | None:
+        """Implement `IntegersFormat.group`."""
+        return self.spec.group
+
+    def read(self, tensors: Tensors) -> Integers:
+        """Implement `IntegersFormat.read`."""
         numbers = unpack(tensors["qweight"], self.spec.bits, 0)
         scales = tensors["scales"]
         zeros = self._zeros(tensors["qzeros"])[:, : scales.shape[1]]  # the last word may have room
-        if self.spec.has_order:
-            order = tensors["g_idx"].long()
-            return ((numbers - zeros[order]) * scales[order]).t()
-        zeros, scales = (spread(each, self.spec.group, 0, len(numbers)) for each in (zeros, scales))
-        return ((numbers - zeros) * scales).t()
+        return Integers(numbers.t(), zeros.t(), scales.t())
+
+    def widen(self, tensors: Tensors) -> Tensor:
+        """Implement `StoredFormat.widen`."""
+        found = self.read(tensors)
+        if not self.spec.has_order:
+            return widen_integers(found, self.group)
+        order = tensors["g_idx"].long()
+        return (found.numbers - found.zeros[:, order]) * found.scales[:, order]
 
     def _zeros(self, words: Tensor) -> Tensor:
         if self.spec.zeros_less_one:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker_svc.core.formats.int4 import INT4_BITS, Integers, widen_integers
 from worker_svc.core.formats.interface import IN, ONE, OUT, Dim, Piece, Tensors
-from worker_svc.core.formats.words import WORD, WORD_BITS, groups, spread, unpack
+from worker_svc.core.formats.words import WORD, WORD_BITS, groups, unpack
 from worker_svc.core.quantization.spec import IntSpec
 
 _WEIGHT, _PACKED, _SCALE, _ZEROS, _ORDER = (
@@ -17,7 +18,7 @@ _WEIGHT, _PACKED, _SCALE, _ZEROS, _ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class IntFormat:
-    """Implement `StoredFormat`."""
+    """Implement `IntegersFormat`."""
 
     spec: IntSpec
 
@@ -40,20 +41,36 @@ class IntFormat:
             pieces.append(Piece(_ORDER, (IN,), WORD))
         return tuple(pieces)
 
+    @property
+    def is_int4(self) -> bool:
+        """Implement `IntegersFormat.is_int4`."""
+        return self.spec.bits == INT4_BITS and not self.spec.has_order
+
+    @property
+    def group(self) -> int | None:
+        """Implement `IntegersFormat.group`."""
+        return self.spec.group
+
+    def read(self, tensors: Tensors) -> Integers:
+        """Implement `IntegersFormat.read`: what is stored signed is half the range more, as its zero is."""
+        half = 1 << (self.spec.bits - 1)
+        scales = tensors[_SCALE]
+        is_packed = self.spec.is_packed
+        numbers = unpack(tensors[_PACKED], self.spec.bits, 1) if is_packed else tensors[_WEIGHT].int() + half
+        if self.spec.has_one_scale:
+            scales = scales.expand(len(numbers), 1)
+        if not self.spec.has_zeros:
+            zeros = torch.full_like(scales, half, dtype=WORD)
+        elif self.spec.is_packed:
+            zeros = unpack(tensors[_ZEROS], self.spec.bits, 0)[: len(numbers)]
+        else:
+            zeros = (tensors[_ZEROS].int() + half).expand_as(scales)
+        return Integers(numbers, zeros, scales)
+
     def widen(self, tensors: Tensors) -> Tensor:
         """Implement `StoredFormat.widen`."""
-        numbers = self._signed(tensors[_PACKED], 1) if self.spec.is_packed else tensors[_WEIGHT].int()
-        if self.spec.has_zeros:
-            zeros = tensors[_ZEROS]
-            zeros = self._signed(zeros, 0)[: len(numbers)] if self.spec.is_packed else zeros.int()
-            numbers = numbers - self._of_inputs(zeros, tensors, numbers.shape[1])
-        return numbers * self._of_inputs(tensors[_SCALE], tensors, numbers.shape[1])
-
-    def _signed(self, words: Tensor, dim: int) -> Tensor:
-        """The numbers, which are stored with half their range added."""
-        return unpack(words, self.spec.bits, dim) - (1 << (self.spec.bits - 1))
-
-    def _of_inputs(self, of_groups: Tensor, tensors: Tensors, count: int) -> Tensor:
-        if self.spec.has_order:
-            return of_groups[:, tensors[_ORDER].long()]
-        return spread(of_groups, self.spec.group, 1, count)
+        found = self.read(tensors)
+        if not self.spec.has_order:
+            return widen_integers(found, self.group)
+        order = tensors[_ORDER].long()
+        return (found.numbers - found.zeros[:, order]) * found.scales[:, order]

@@ -89,8 +89,11 @@ class StoredFormat(Protocol):
 class Format(StoredFormat, Protocol):
     """A way to store a linear layer that is a way to multiply it, too."""
 
-    def pack(self, tensors: Tensors) -> Packed:
-        """The weight in tensors by suffix, which are filled later: whole, or this rank's part."""
+    def takes(self, outputs: int, inputs: int) -> bool:
+        """Return whether a product of such a size can be multiplied in this way."""
+
+    def pack(self, tensors: Tensors, inputs: int) -> Packed:
+        """The weight of so many inputs in tensors by suffix, which are filled later: whole, or this rank's part."""
 
 
 class ConvertedFormat(StoredFormat, Protocol):
@@ -127,6 +130,11 @@ class Reading(Generic[Form_co]):
     multiplied: Form_co
     convert: Callable[[Tensors], Tensors] | None = None  # to tensors of `multiplied`; None: they are these
     needs_whole_rows: bool = False  # what becomes of an input depends on others
+
+    def can_cut(self, inputs: slice, total: int) -> bool:
+        """Return whether tensors of `multiplied` can have these inputs alone, of so many: no group is cut."""
+        unit = math.lcm(*_units(self.multiplied.pieces, "in"))
+        return bool(inputs.start % unit == 0 and (inputs.stop == total or inputs.stop % unit == 0))
 
     def stored_part(self, of: Literal["out", "in"], wanted: slice, total: int) -> slice:
         """The outputs or inputs to read for those wanted: up to the ends of the groups that these are in."""

@@ -44,7 +44,7 @@ class Linear:
         self.sizes = [each.mine.stop - each.mine.start for each in projections]
         self._order = _order(projections)
         outputs, projections = sum(self.sizes), _together(projections)
-        readings = _readings(placement, projections)
+        readings = _readings(placement, projections, inputs, num_inputs)
         format_ = readings[0].multiplied
         tensors = {
             piece.suffix: placement.empty(
@@ -52,7 +52,7 @@ class Linear:
             )
             for piece in format_.pieces
         }
-        self.packed = format_.pack(tensors)
+        self.packed = format_.pack(tensors, inputs.stop - inputs.start)
         self._device = placement.device
         self.bias = placement.empty(outputs) if has_bias else None
         start = 0
@@ -141,10 +141,17 @@ def _heads(projection: Projection) -> slice | None:
     return None if projection.stored.every == 1 else slice(mine.start // run, mine.stop // run)
 
 
-def _readings(placement: Placement, projections: Sequence[Projection]) -> list[Reading[Format]]:
-    """Those of one product: where they would be multiplied in different ways, as floats."""
+def _readings(
+    placement: Placement, projections: Sequence[Projection], inputs: slice, num_inputs: int
+) -> list[Reading[Format]]:
+    """Those of one product: as floats where they would be multiplied in different ways, where ranks share a group, and
+    where kernels do not take such a weight.
+    """
     names = [each.stored.name for each in projections]
     readings = [placement.reading_of(name) for name in names]
-    if all(type(each.multiplied) is type(readings[0].multiplied) for each in readings):
+    are_alike = all(type(each.multiplied) is type(readings[0].multiplied) for each in readings)
+    outputs = sum(each.mine.stop - each.mine.start for each in projections)
+    takes = readings[0].multiplied.takes(outputs, inputs.stop - inputs.start)
+    if are_alike and takes and all(each.can_cut(inputs, num_inputs) for each in readings):
         return readings
     return [placement.reading_of(name, widens=True) for name in names]

@@ -94,7 +94,7 @@ class Placement:
 
     def reading_of(self, name: str, *, widens: bool = False) -> Reading[Format]:
         """The reading of the part of this name; as `find_reading`, by the checkpoint's quantization."""
-        return find_reading(self.quantization, name, widens=widens)
+        return find_reading(self.quantization, name, widens=widens, has_int4=self.operations.has_int4)
 
     def stacked_readings_of(self, names: Sequence[str]) -> list[Reading[StackedFormat]]:
         """Those of the experts of these names, which are multiplied in one form: floats, if that would be several."""

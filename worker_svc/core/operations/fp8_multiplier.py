@@ -15,7 +15,6 @@ from worker_svc.core.kernels.linear.table import Choices, Line
 from worker_svc.core.kernels.linear.ways import (
     FP8_W8A8,
     FP8_W8A16,
-    Cublas,
     Fp8FewRowsTile,
     Fp8OneRowTile,
     Kind,
@@ -33,7 +32,7 @@ class Fp8Multiplier:
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
-        self._choices = Choices(lines, (Fp8OneRowTile, Fp8FewRowsTile, Cublas))
+        self._choices = Choices(lines, (Fp8OneRowTile, Fp8FewRowsTile))
         self._found: dict[tuple[Kind, int, int, str, int], Way] = {}
         self._few_rows = Fp8FewRows()
 

@@ -86,6 +86,10 @@ class Operations(Protocol):
     """
 
     @property
+    def has_int4(self) -> bool:
+        """Return whether weights of 4-bit integers are multiplied here as they are stored."""
+
+    @property
     def expert_forms(self) -> Forms:
         """The forms of experts' weights that are multiplied here."""
 

@@ -13,7 +13,9 @@ from worker_svc.core.operations.torch_experts import add_experts, gated
 class TorchOperations:
     """Implement `Operations`."""
 
-    expert_forms = FLOATS_ALONE  # to read others again in every step would cost more than their memory
+    # To read others again in every step would cost more than their memory.
+    has_int4 = False
+    expert_forms = FLOATS_ALONE
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Implement `Operations.norm`."""

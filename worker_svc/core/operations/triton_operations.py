@@ -10,6 +10,7 @@ from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.formats.fp8_channel import Fp8Channel
+from worker_svc.core.formats.int4 import Int4
 from worker_svc.core.formats.stacked.choice import kernel_forms
 from worker_svc.core.kernels.delta.gates import norm_silu, sigmoid_gated
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
@@ -17,8 +18,10 @@ from worker_svc.core.kernels.linear.activation import silu_mul
 from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
+from worker_svc.core.kernels.linear.ways import Int4Tile
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
 from worker_svc.core.operations.fp8_multiplier import Fp8Multiplier
+from worker_svc.core.operations.int4_multiplier import Int4Multiplier
 from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier
 from worker_svc.core.operations.triton_experts import add_experts
@@ -29,11 +32,13 @@ class TritonOperations:
 
     def __init__(self, device: torch.device, lines: Sequence[Line]) -> None:
         self.dense = DenseMultiplier(device, lines)
+        self.has_int4 = any(isinstance(way, Int4Tile) for line in lines for way in line.ways)
         self.expert_forms = kernel_forms(device)
         self._plain = PlainMultiplier()
         self._multipliers: dict[type, Multiplier] = {  # by type of `Packed`
             Dense: self.dense,
             Fp8Channel: Fp8Multiplier(lines),
+            Int4: Int4Multiplier(lines),
         }
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:

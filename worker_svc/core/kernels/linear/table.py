@@ -6,6 +6,7 @@ from typing import TypeAlias
 import msgspec
 
 from worker_svc.core.kernels.linear.ways import (
+    BFLOAT16,
     CUBLAS,
     BatchTile,
     FewRowsTile,
@@ -86,7 +87,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             return None
         for kind in self.kinds:
             for dtype in self.dtypes or (None,):
-                product = Product(kind, self.outputs[0], self.inputs[0], *([dtype] if dtype is not None else []))
+                product = Product(kind, self.outputs[0], self.inputs[0], dtype or BFLOAT16)
                 for way in self.ways:
                     if not all(way.fits(product, rows) for rows in self.rows if rows is not None):
                         first, last = self.rows

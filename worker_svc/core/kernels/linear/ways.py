@@ -22,6 +22,9 @@ MOST_BATCH_SPLITS = 8
 _SHARED_BYTES = 227 * 1024  # that a program can have on a Hopper, less what barriers take
 _BARRIER_BYTES = 16
 _MANY_ALIGNMENT = 128
+INT4_BLOCK = 128  # inputs of a weight of 4 bits that stand together
+MOST_INT4_TILES = 4096  # of split products: each has a counter
+_FEWEST_INT4_ROWS = 16  # of a tile, as matrix units have it
 MOST_SPLIT_TILES, MOST_SPLIT_VALUES = 1024, 1 << 20  # of `ManyRowsTile`
 
 
@@ -33,6 +36,7 @@ class Product:
     outputs: int
     inputs: int
     dtype: str = BFLOAT16  # torch's name of the weights', or one of `FP8_W8A8` and `FP8_W8A16`
+    group: int | None = None  # inputs of a group of a weight of 4 bits; None: the weight is of floats
 
 
 class _Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kernel"):
@@ -186,6 +190,40 @@ class ManyRowsTile(_Way, frozen=True, tag="many_rows"):
         return has_room and product.outputs % _MANY_ALIGNMENT == 0 and product.inputs % _MANY_ALIGNMENT == 0
 
 
+class Int4Tile(_Way, frozen=True, tag="int4_rows"):
+    """Of any rows with a weight of 4 bits by `Int4Rows`."""
+
+    outputs: int  # of a tile
+    rows: int
+    splits: int  # of the inputs
+    stages: int  # steps on their way at once
+    warps: int
+    blocks: int = 1  # of 128 inputs, of a step
+    scaled: bool = False  # scales are multiplied with numbers, else with sums: fewer of these than numbers, if few rows
+    ahead: int = 0  # blocks of an output that are asked for before the kernels ahead have ended
+
+    def __post_init__(self) -> None:
+        _require_powers_of_two(outputs=self.outputs, rows=self.rows, splits=self.splits, blocks=self.blocks)
+        if self.warps not in (4, 8) or self.outputs % (16 * self.warps):
+            raise ValueError("int4_rows has 4 or 8 warps, of 16 outputs each or a multiple")
+        if self.rows < _FEWEST_INT4_ROWS:
+            raise ValueError(f"a tile of int4_rows has {_FEWEST_INT4_ROWS} rows or more")
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        if product.group is None or product.inputs % INT4_BLOCK or product.dtype not in (BFLOAT16, "float16"):
+            return False
+        outputs = product.outputs // 2 if product.kind == "gated" else product.outputs
+        tiles = outputs // self.outputs * -(-rows // self.rows)
+        num_blocks = product.inputs // INT4_BLOCK
+        has_counters = self.splits == 1 or tiles <= MOST_INT4_TILES
+        in_blocks = product.group % INT4_BLOCK == 0
+        has_groups = in_blocks or (self.scaled and product.group in (16, 32, 64))
+        divides = outputs % self.outputs == 0 and num_blocks >= self.splits * self.blocks
+        divides &= self.blocks == 1 or num_blocks % (self.splits * self.blocks) == 0
+        return divides and has_counters and has_groups and (self.rows >= rows or product.kind != "normed")
+
+
 class Cublas(_Way, frozen=True, tag="cublas"):
     """By a library of torch's. Of normed and gated products the rest is done by kernels of its own."""
 
@@ -197,7 +235,9 @@ class Cublas(_Way, frozen=True, tag="cublas"):
         return self.rows is None or (product.kind == "added" and self.rows > 0)
 
 
-Way: TypeAlias = OneRowTile | FewRowsTile | BatchTile | ManyRowsTile | Cublas | Fp8OneRowTile | Fp8FewRowsTile
+Way: TypeAlias = (
+    OneRowTile | FewRowsTile | BatchTile | ManyRowsTile | Cublas | Fp8OneRowTile | Fp8FewRowsTile | Int4Tile
+)
 
 CUBLAS = Cublas()  # its own choice
 

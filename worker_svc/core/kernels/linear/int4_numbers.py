@@ -1,0 +1,166 @@
+"""Numbers of 4 bits as the floats that products read: the layout of `formats.int4`, decoded in registers.
+
+A word's eight numbers become four pairs of floats by a mask each, without an integer being converted: as the bits of a
+float's mantissa a small integer is that many of the smallest number there is, and one multiplication and addition of
+pairs brings it to its size and takes the zero off, exactly (the same thought, with ones instead of noughts in the
+exponent: Kim et al., "Who Says Elephants Can't Run", 2022).
+"""
+
+from typing import Protocol
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker_svc.core.kernels.launch import INTERPRETED
+
+BLOCK = 128  # inputs of a row that stand together
+WORDS = 16  # that these take
+_BLOCK, _WORDS = tl.constexpr(BLOCK), tl.constexpr(WORDS)
+_ASM = tl.constexpr(not INTERPRETED)  # the interpreter knows no instructions of a device
+
+_LOW, _HIGH = tl.constexpr(0x000F000F), tl.constexpr(0x00F000F0)  # of each half of a word
+# What comes out is (number - zero) times this: the powers of two that bring the smallest floats up have an end.
+_BF16_UNIT, _FP16_UNIT = tl.constexpr(2.0**-7), tl.constexpr(2.0**-9)
+
+
+class Int4Weight(Protocol):
+    """A weight [outputs, inputs] of 4-bit integers, in blocks of 128 inputs."""
+
+    numbers: Tensor  # i32[outputs, blocks, 16]
+    scales: Tensor  # f32[groups, outputs]; the lowest four bits of each are the group's zero
+    group: int | None  # inputs of a group; None: all
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of a row that come out."""
+
+    @property
+    def inputs(self) -> int:
+        """Numbers of a row that go in."""
+
+
+@triton.jit
+def _exact(values):
+    """Half floats as f32: by their bits, since the interpreter loses small ones."""
+    if values.dtype == tl.bfloat16:
+        return (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return values.to(tl.float32)
+
+
+@triton.jit
+def _multiply_add(a, b, c):
+    """a * b + c of pairs of half floats, rounded once."""
+    if _ASM:
+        if a.dtype == tl.bfloat16:
+            y = tl.inline_asm_elementwise(
+                "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        else:
+            y = tl.inline_asm_elementwise(
+                "fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.float16, is_pure=True, pack=2
+            )
+    else:
+        y = (_exact(a) * _exact(b) + _exact(c)).to(a.dtype)
+    return y
+
+
+@triton.jit
+def _multiply(a, b):
+    """a * b of pairs of half floats."""
+    if _ASM:
+        if a.dtype == tl.bfloat16:
+            y = tl.inline_asm_elementwise(
+                "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        else:
+            y = tl.inline_asm_elementwise(
+                "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.float16, is_pure=True, pack=2
+            )
+    else:
+        y = (_exact(a) * _exact(b)).to(a.dtype)
+    return y
+
+
+@triton.jit
+def unit(dtype: tl.constexpr):
+    """What decoded numbers are to be divided by."""
+    return _BF16_UNIT if dtype == tl.bfloat16 else _FP16_UNIT
+
+
+@triton.jit
+def scale_of(packed):
+    """The scale of groups, f32, of i32 that has the zero, too."""
+    return (packed & -16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _negative_zero_of(packed, dtype: tl.constexpr):
+    """The zero of groups, negative, in units."""
+    if dtype == tl.bfloat16:
+        shifted = ((packed & 15) | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)  # 128 + zero
+        y = 1.0 - shifted.to(tl.float32) * _BF16_UNIT
+    else:
+        shifted = ((packed & 15) | 0x6400).to(tl.int16).to(tl.float16, bitcast=True)  # 1024 + zero
+        y = 2.0 - shifted.to(tl.float32) * _FP16_UNIT
+    return y.to(dtype)
+
+
+@triton.jit
+def _halves(words, dtype: tl.constexpr):
+    """i32[rows, words] -> half floats [rows, words, 2] with these bits."""
+    return tl.join(words.to(tl.int16), (words >> 16).to(tl.int16)).to(dtype, bitcast=True)
+
+
+@triton.jit
+def _decode_pairs(words, packed, dtype: tl.constexpr, IS_HIGH: tl.constexpr, SCALED: tl.constexpr):
+    """Masked words [rows, 16] and their groups' scales and zeros, i32[rows, 1 or 16] -> [rows, 16, 2]."""
+    pairs = _halves(words, dtype)
+    if dtype == tl.bfloat16:  # noqa: SIM108
+        up = 2.0**122 if IS_HIGH else 2.0**126
+    else:
+        up = 2.0**11 if IS_HIGH else 2.0**15
+    zeros = tl.broadcast_to(_negative_zero_of(packed, dtype)[:, :, None], pairs.shape)
+    numbers = _multiply_add(pairs, tl.full(pairs.shape, up, tl.float32).to(dtype), zeros)
+    if SCALED:
+        # A scale in two parts: the product is rounded once, as the widened weight is.
+        scale = scale_of(packed) * (1.0 / unit(dtype))
+        first = scale.to(dtype)
+        rest = (scale - first.to(tl.float32)).to(dtype)
+        first = tl.broadcast_to(first[:, :, None], pairs.shape)
+        rest = tl.broadcast_to(rest[:, :, None], pairs.shape)
+        numbers = _multiply_add(numbers, first, _multiply(numbers, rest))
+    return numbers
+
+
+@triton.jit
+def decode(
+    words, packed, packed_odd, dtype: tl.constexpr, ROWS: tl.constexpr, WARPS: tl.constexpr, SCALED: tl.constexpr
+):
+    """A block of the numbers of ROWS outputs, i32[ROWS, 16] -> [ROWS, 128], their scales multiplied or not.
+
+    packed, packed_odd: i32[ROWS, 1 or 16], the scales and zeros of each word's first 16 inputs and of its others.
+
+    Rows come out in the order of `in_order`, in which a thread has just those numbers that matrix units want of it.
+    """
+    above = words >> 8
+    even = tl.join(
+        _decode_pairs(words & _LOW, packed, dtype, False, SCALED),
+        _decode_pairs(words & _HIGH, packed, dtype, True, SCALED),
+    )
+    odd = tl.join(
+        _decode_pairs(above & _LOW, packed_odd, dtype, False, SCALED),
+        _decode_pairs(above & _HIGH, packed_odd, dtype, True, SCALED),
+    )
+    numbers = tl.join(even, odd)  # [ROWS, 16, 2, 2, 2]: pair, eight inputs, sixteen inputs
+    HIGH: tl.constexpr = ROWS // (16 * WARPS)
+    numbers = tl.reshape(numbers, (HIGH, 2, WARPS, 8, 4, 4, 2, 2, 2))
+    numbers = tl.permute(numbers, (0, 2, 1, 3, 5, 8, 7, 4, 6))
+    return tl.reshape(numbers, (ROWS, _BLOCK))
+
+
+@triton.jit
+def in_order(values, ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """Values of the rows that `decode` reads, in the order in which it gives them: [ROWS]."""
+    HIGH: tl.constexpr = ROWS // (16 * WARPS)
+    return tl.reshape(tl.permute(tl.reshape(values, (HIGH, 2, WARPS, 8)), (0, 2, 1, 3)), (ROWS,))
