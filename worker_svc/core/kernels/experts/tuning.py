@@ -1,5 +1,5 @@
-"""Tiles of the products of experts, as values: measured by hand, on cards of Hopper's, of the shapes of Qwen3-30B-A3B,
-Mixtral and gpt-oss-20b.
+"""Tiles of the products of experts, as values: measured by hand, of floats on an H200, of the shapes of Qwen3-30B-A3B and
+Mixtral, of stored numbers on an H100, of those of Qwen3-30B-A3B and gpt-oss-20b.
 """
 
 from dataclasses import dataclass
@@ -32,17 +32,17 @@ class RowsTile:
 _TILES = {
     FLOATS: {8: Tile(16, 128, 64, 4, 4), 32: Tile(64, 128, 64, 4, 4)},
     FP8: {8: Tile(16, 32, 128, 2, 3), 16: Tile(32, 64, 128, 2, 3)},
-    FP4: {8: Tile(16, 64, 128, 4, 3), 16: Tile(32, 64, 128, 4, 3), 48: Tile(64, 64, 128, 4, 3)},
+    FP4: {32: Tile(16, 32, 128, 2, 3)},
 }
 _LARGEST = {
     FLOATS: Tile(128, 128, 64, 8, 4),
     FP8: Tile(64, 64, 128, 4, 3),
-    FP4: Tile(128, 128, 64, 8, 3),
+    FP4: Tile(64, 128, 64, 4, 3),
 }
 # Pairs up to which rows are multiplied without tensor cores, and pairs of an expert, in the mean, from which on weights
 # are widened first.
-MOST_ROW_PAIRS = {FP8: 32, FP4: 16}
-FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 384}
+MOST_ROW_PAIRS = {FP8: 32, FP4: 6}
+FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 96}
 GATE_ROWS = {FP8: RowsTile(4, 2048, 4), FP4: RowsTile(4, 1024, 2)}
 ADD_ROWS = {FP8: RowsTile(4, 1024, 4), FP4: RowsTile(4, 1024, 2)}
 
