@@ -87,7 +87,7 @@ def test_products_are_torch_s(rows: int, group: int | None) -> None:
 
 
 def test_one_row_is_normed_with_its_product_if_its_dtype_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not scaled yet is too large for fp16."""
+    """Rows are too large for fp16 before they are scaled."""
     weight, kernels, norm = packed(128, 512), multiplier(), norm_of(512)
     x, bias = randn(2, 512, seed=1, dtype=torch.bfloat16), randn(128, seed=4)
     assert kernels.of_normed(x[:1], norm, weight, None) is not None

@@ -84,7 +84,7 @@ def _multiply(a, b):
 
 @triton.jit
 def unit(dtype: tl.constexpr):
-    """What decoded numbers are to be divided by."""
+    """The number that decoded ones are to be divided by."""
     return _BF16_UNIT if dtype == tl.bfloat16 else _FP16_UNIT
 
 
