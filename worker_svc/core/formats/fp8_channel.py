@@ -89,6 +89,11 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() * (1 / scales)).clamp(-_LARGEST, _LARGEST).to(FP8), scales
 
 
+def kernels_have_fp8(device: torch.device) -> bool:
+    """Return whether kernels read and write 8-bit floats there; Triton's interpreter does."""
+    return device.type != "cuda" or has_fp8(device)
+
+
 def has_fp8(device: torch.device) -> bool:
     """Return whether it is a card that multiplies and converts 8-bit floats by itself: Ada, Hopper and later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_WITH_FP8

@@ -48,12 +48,7 @@ class Fp8Multiplier:
         self, hidden: Tensor, norm: Norm | None, packed: Fp8Channel, bias: Tensor | None, *, is_gelu: bool = False
     ) -> Tensor | None:
         """Implement `Multiplier.gated`."""
-        way = self._way("gated", packed, len(hidden))
-        if isinstance(way, Fp8OneRowTile):
-            return self._one_row(way, hidden, packed, bias, norm=norm, is_gated=True, is_gelu=is_gelu)
-        if isinstance(way, Fp8FewRowsTile):
-            return self._few(way, hidden, packed, bias, norm=norm, is_gated=True, is_gelu=is_gelu)
-        return None
+        return self._by_kernel("gated", hidden, packed, bias, norm=norm, is_gelu=is_gelu)
 
     def multiply(self, x: Tensor, packed: Fp8Channel, bias: Tensor | None) -> Tensor:
         """Implement `Multiplier.multiply`."""
@@ -76,64 +71,54 @@ class Fp8Multiplier:
         residual: Tensor | None = None,
     ) -> Tensor | None:
         """None: no kernel of ours takes part."""
-        way = self._way(kind, packed, len(x))
-        if isinstance(way, Fp8OneRowTile):
-            return self._one_row(way, x, packed, bias, norm=norm, residual=residual)
-        if isinstance(way, Fp8FewRowsTile):
-            return self._few(way, x, packed, bias, norm=norm, residual=residual)
+        product = self._by_kernel(kind, x, packed, bias, norm=norm, residual=residual)
+        if product is not None:
+            return product
         if not packed.rounds_inputs or not len(x):
             return None
         rounded, scales = round_rows(x.contiguous(), _scaling(norm))
         product = packed.multiply_rounded(rounded, scales, bias, x.dtype)
         return product if residual is None else residual.add_(product)
 
-    def _one_row(
+    def _by_kernel(
         self,
-        way: Fp8OneRowTile,
+        kind: Kind,
         x: Tensor,
         packed: Fp8Channel,
         bias: Tensor | None,
         *,
         norm: Norm | None = None,
         residual: Tensor | None = None,
-        is_gated: bool = False,
         is_gelu: bool = False,
-    ) -> Tensor:
-        return fp8_row_linear(
-            x,
-            packed.weight,
-            packed.scales,
-            way,
-            rounds_inputs=packed.rounds_inputs,
-            norm=_scaling(norm),
-            bias=bias,
-            residual=residual,
-            is_gated=is_gated,
-            gelu=is_gelu,
-        )
-
-    def _few(
-        self,
-        way: Fp8FewRowsTile,
-        x: Tensor,
-        packed: Fp8Channel,
-        bias: Tensor | None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        is_gated: bool = False,
-        is_gelu: bool = False,
-    ) -> Tensor:
-        rows, scales = x.contiguous(), None
+    ) -> Tensor | None:
+        """None: tables have none for so many rows."""
+        way = self._way(kind, packed, len(x))
+        weight, scales, is_gated = packed.weight, packed.scales, kind == "gated"
+        if isinstance(way, Fp8OneRowTile):
+            return fp8_row_linear(
+                x,
+                weight,
+                scales,
+                way,
+                rounds_inputs=packed.rounds_inputs,
+                norm=_scaling(norm),
+                bias=bias,
+                residual=residual,
+                is_gated=is_gated,
+                gelu=is_gelu,
+            )
+        if not isinstance(way, Fp8FewRowsTile):
+            return None
+        rows, row_scales = x.contiguous(), None
         if packed.rounds_inputs:
-            rows, scales = round_rows(rows, _scaling(norm))
+            rows, row_scales = round_rows(rows, _scaling(norm))
         elif norm is not None:
             rows = rms_norm(rows, norm.weight, norm.eps)
         return self._few_rows.multiply(
             rows,
+            row_scales,
+            weight,
             scales,
-            packed.weight,
-            packed.scales,
             way,
             x.dtype,
             bias=bias,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
-from worker_svc.core.formats.fp8_channel import Fp8Channel
+from worker_svc.core.formats.fp8_channel import Fp8Channel, kernels_have_fp8
 from worker_svc.core.formats.int4 import Int4, Int4Format
 from worker_svc.core.formats.interface import Format
 from worker_svc.core.formats.stacked.choice import kernel_forms
@@ -35,11 +35,9 @@ class TritonOperations:
         self.expert_forms = kernel_forms(device)
         self._plain = PlainMultiplier()
         self._int4 = Int4Multiplier(self.dense, lines)
-        self._multipliers: dict[type, Multiplier] = {  # by type of `Packed`
-            Dense: self.dense,
-            Fp8Channel: Fp8Multiplier(lines),
-            Int4: self._int4,
-        }
+        self._multipliers: dict[type, Multiplier] = {Dense: self.dense, Int4: self._int4}  # by type of `Packed`
+        if kernels_have_fp8(device):
+            self._multipliers[Fp8Channel] = Fp8Multiplier(lines)
 
     def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
         """Implement `Operations.multiplies`."""
@@ -114,7 +112,7 @@ class TritonOperations:
             return self.norm_linear(x, None, linear)
         if isinstance(linear.packed, Int4):
             return linear.total(self._int4.multiply(x, linear.packed, None))
-        return linear.multiply(x)  # torch reads others as fast as kernels do
+        return linear.multiply(x)  # torch multiplies others as they are
 
     def _of(self, linear: LinearLayer) -> Multiplier:
         return self._multipliers.get(type(linear.packed), self._plain)

@@ -7,7 +7,7 @@ import torch
 
 from worker_svc.core.formats.choice import find_reading
 from worker_svc.core.formats.fp8_block import Fp8BlockFormat
-from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat, has_fp8
+from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat, kernels_have_fp8
 from worker_svc.core.formats.fp8_online import Fp8OnlineFormat
 from worker_svc.core.formats.fp8_tensor import Fp8TensorFormat
 from worker_svc.core.formats.interface import Reading
@@ -34,7 +34,7 @@ _GROUPS = tuple(1 << each for each in range(5, 11))  # of inputs with one scale,
 def kernel_forms(device: torch.device) -> Forms:
     """Those that kernels multiply there, or in Triton's interpreter."""
     forms = FLOATS_ALONE | {StackedFp4Format}
-    return forms | {StackedFp8Format} if device.type != "cuda" or has_fp8(device) else forms
+    return forms | {StackedFp8Format} if kernels_have_fp8(device) else forms
 
 
 def find_stacked_reading(quantization: QuantizationSpec | None, name: str, forms: Forms) -> Reading[StackedFormat]:

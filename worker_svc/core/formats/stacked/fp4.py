@@ -20,6 +20,7 @@ class StackedFp4:
     """Implement `StackedWeight`."""
 
     def __init__(self, numbers: Tensor, exponents: Tensor, scales: Tensor) -> None:
+        assert 2 * numbers.shape[2] == GROUP * exponents.shape[2], "kernels read whole groups"
         self.numbers = numbers  # u8[experts, outputs, inputs / 2], the lower four bits first
         self.exponents = exponents  # u8[experts, outputs, inputs / GROUP]: at most BIAS, which stands for 1
         self.scales = scales  # f32[experts, outputs, 1]

@@ -11,7 +11,6 @@ from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
 from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.tuning import ADD_ROWS, GATE_ROWS, MOST_ROW_PAIRS
 from worker_svc.core.kernels.experts.weights import (
-    FLOATS,
     FP4,
     FP4_GROUP,
     ExpertWeights,
@@ -21,7 +20,7 @@ from worker_svc.core.kernels.experts.weights import (
 )
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
-_FLOATS, _FP4 = tl.constexpr(FLOATS), tl.constexpr(FP4)
+_FP4 = tl.constexpr(FP4)
 _FP4_GROUP = tl.constexpr(FP4_GROUP)
 
 
@@ -100,7 +99,7 @@ def _product(
         sums += _partial(
             x_ptr, rows, is_output, numbers_ptr, exponents_ptr, scales_ptr, k, K, FORM, GROUP, BLOCK_K, DTYPE
         )
-    if FORM != _FLOATS and GROUP == 0:
+    if GROUP == 0:
         sums *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)
     return sums
 

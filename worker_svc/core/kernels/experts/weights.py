@@ -11,38 +11,28 @@ from worker_svc.core.kernels.launch import INTERPRETED
 FLOATS, FP8, FP4 = range(3)
 FP4_GROUP = 32  # inputs that share a power of two
 _INTERPRETED = tl.constexpr(INTERPRETED)
-# Of four bytes, the floats that their lower bits stand for, and those of the upper ones. The sign goes to the top of 16
-# bits, the rest to where the exponent and the mantissa of bf16 meet. That is too small by 2^126.
-_READ_LOW = tl.constexpr(
+
+
+def _reader(sign: int, rest: int) -> str:
+    """Instructions that make four bf16 of four bits of each byte, which are so far from where they belong: the sign at
+    the top of 16 bits, the rest where exponent and mantissa meet. That is too small by 2^126.
     """
-    {
+    pairs = (
+        f"shl.b32 sign, {pair}, {sign}; and.b32 sign, sign, 0x80008000; "
+        f"shl.b32 rest, {pair}, {rest}; and.b32 rest, rest, 0x01c001c0; "
+        f"or.b32 rest, rest, sign; fma.rn.bf16x2 {out}, rest, power, zero;"
+        for pair, out in (("ab", "$0"), ("cd", "$1"))
+    )
+    return f"""
+    {{
         .reg .b32 ab, cd, sign, rest, zero, power; mov.b32 zero, 0x80008000; mov.b32 power, 0x7e807e80;
-        prmt.b32 ab, $2, 0, 0x4140;
-        prmt.b32 cd, $2, 0, 0x4342;
-        shl.b32 sign, ab, 12; and.b32 sign, sign, 0x80008000;
-        shl.b32 rest, ab, 6; and.b32 rest, rest, 0x01c001c0;
-        or.b32 rest, rest, sign; fma.rn.bf16x2 $0, rest, power, zero;
-        shl.b32 sign, cd, 12; and.b32 sign, sign, 0x80008000;
-        shl.b32 rest, cd, 6; and.b32 rest, rest, 0x01c001c0;
-        or.b32 rest, rest, sign; fma.rn.bf16x2 $1, rest, power, zero;
-    }
+        prmt.b32 ab, $2, 0, 0x4140; prmt.b32 cd, $2, 0, 0x4342;
+        {" ".join(pairs)}
+    }}
     """
-)
-_READ_HIGH = tl.constexpr(
-    """
-    {
-        .reg .b32 ab, cd, sign, rest, zero, power; mov.b32 zero, 0x80008000; mov.b32 power, 0x7e807e80;
-        prmt.b32 ab, $2, 0, 0x4140;
-        prmt.b32 cd, $2, 0, 0x4342;
-        shl.b32 sign, ab, 8; and.b32 sign, sign, 0x80008000;
-        shl.b32 rest, ab, 2; and.b32 rest, rest, 0x01c001c0;
-        or.b32 rest, rest, sign; fma.rn.bf16x2 $0, rest, power, zero;
-        shl.b32 sign, cd, 8; and.b32 sign, sign, 0x80008000;
-        shl.b32 rest, cd, 2; and.b32 rest, rest, 0x01c001c0;
-        or.b32 rest, rest, sign; fma.rn.bf16x2 $1, rest, power, zero;
-    }
-    """
-)
+
+
+_READ_LOW, _READ_HIGH = tl.constexpr(_reader(12, 6)), tl.constexpr(_reader(8, 2))
 
 
 @dataclass(frozen=True, slots=True)

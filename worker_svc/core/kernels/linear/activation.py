@@ -17,19 +17,13 @@ _MANY_ROWS = 1024  # from here on a program does a whole row, and finds its scal
 
 
 @triton.jit
-def activated(gate, GELU: tl.constexpr):
-    """silu(gate), or GELU by tanh (Hendrycks and Gimpel, 2016)."""
+def gated(gate, up, GELU: tl.constexpr):
+    """silu(gate) * up, or GELU by tanh of the gate (Hendrycks and Gimpel, 2016)."""
     y = gate
     if GELU:
         # tanh(y) is 2 sigmoid(2 y) - 1, of which no term is too large for any y.
         y = _GELU_SCALE * (gate + _GELU_CUBE * gate * gate * gate)
-    return gate * tl.sigmoid(y)
-
-
-@triton.jit
-def gated(gate, up, GELU: tl.constexpr):
-    """silu(gate) * up, or GELU by tanh."""
-    return activated(gate, GELU) * up
+    return gate * tl.sigmoid(y) * up
 
 
 @triton.jit
@@ -62,7 +56,7 @@ def _silu_mul(
 
 def silu_mul(gate_up: Tensor, unscaled: Unscaled | None = None, *, gelu: bool = False) -> Tensor:
     """silu(gate) * up: [rows, 2 * size], gates then ups, contiguous -> [rows, size]; `unscaled`: of the rows given;
-    `gelu`: as `activated`.
+    `gelu`: as `gated` has it.
     """
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)

@@ -1,4 +1,4 @@
-"""Rows rounded to 8-bit floats, each with a scale of its own, and the norm or the gate ahead of that."""
+"""Rows rounded to 8-bit floats, each with a scale of its own, and the norm ahead of that."""
 
 import torch
 import triton
@@ -6,7 +6,6 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
-from worker_svc.core.kernels.linear.activation import gated
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 _LARGEST = tl.constexpr(LARGEST)
@@ -29,23 +28,11 @@ def rounded(x, inverse):
 
 
 @triton.jit
-def _values(
-    x_ptr,
-    norm_ptr,
-    columns,
-    size,
-    NORM: tl.constexpr,
-    GATED: tl.constexpr,
-    GELU: tl.constexpr,
-):
+def _values(x_ptr, norm_ptr, columns, size, NORM: tl.constexpr):
     """Those of a row at `columns`, normed but for 1 / rms, and what they are before their norm."""
     is_column = columns < size
     x = tl.load(x_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
     before = x
-    if GATED:
-        up = tl.load(x_ptr + size + columns, mask=is_column, other=0.0).to(tl.float32)
-        # As if it were written in between: a row is what it would be if its gate were computed elsewhere.
-        x = gated(x, up, GELU).to(x_ptr.dtype.element_ty).to(tl.float32)
     if NORM:
         x *= tl.load(norm_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
     return x, before
@@ -60,7 +47,7 @@ def _scaled(x, rms_inverse, like_ptr, NORM: tl.constexpr):
 
 @triton.jit
 def _round_rows(
-    x_ptr,  # [rows, SIZE]; GATED: [rows, 2 SIZE], gates then ups
+    x_ptr,  # [rows, SIZE]
     norm_ptr,  # [SIZE]
     out_ptr,  # f8[rows, SIZE]
     scales_ptr,  # f32[rows]
@@ -68,19 +55,17 @@ def _round_rows(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
-    GATED: tl.constexpr,
-    GELU: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * SIZE * (2 if GATED else 1)
+    x_ptr += row * SIZE
     columns = tl.arange(0, BLOCK)
     wait(DEPENDENT)
     release(DEPENDENT)
-    x, before = _values(x_ptr, norm_ptr, columns, SIZE, NORM, GATED, GELU)
+    x, before = _values(x_ptr, norm_ptr, columns, SIZE, NORM)
     largest, squares = tl.max(tl.abs(x), 0), tl.sum(before * before, 0)
     for start in tl.static_range(BLOCK, SIZE, BLOCK):
-        more, before = _values(x_ptr, norm_ptr, start + columns, SIZE, NORM, GATED, GELU)
+        more, before = _values(x_ptr, norm_ptr, start + columns, SIZE, NORM)
         largest = tl.maximum(largest, tl.max(tl.abs(more), 0))
         squares += tl.sum(before * before, 0)
     rms_inverse = 1.0
@@ -91,7 +76,7 @@ def _round_rows(
     out = out_ptr + row * SIZE
     tl.store(out + columns, rounded(_scaled(x, rms_inverse, x_ptr, NORM), inverse), mask=columns < SIZE)
     for start in tl.static_range(BLOCK, SIZE, BLOCK):
-        more, before = _values(x_ptr, norm_ptr, start + columns, SIZE, NORM, GATED, GELU)
+        more, before = _values(x_ptr, norm_ptr, start + columns, SIZE, NORM)
         values = rounded(_scaled(more, rms_inverse, x_ptr, NORM), inverse)
         tl.store(out + start + columns, values, mask=start + columns < SIZE)
 
@@ -100,18 +85,7 @@ def round_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Ten
     """x [rows, size], contiguous, after an RMS norm of this weight [size] and eps -> the same in 8-bit floats, and what
     to multiply each row with, f32[rows, 1]: the row's largest magnitude becomes the largest of 8 bits.
     """
-    return _launch(x, x.shape[1], norm=norm)
-
-
-def gate_rows(gate_up: Tensor, *, gelu: bool = False) -> tuple[Tensor, Tensor]:
-    """`round_rows` of silu(gate) * up, or of GELU by tanh: gate_up [rows, 2 * size], gates then ups, contiguous."""
-    return _launch(gate_up, gate_up.shape[1] // 2, is_gated=True, gelu=gelu)
-
-
-def _launch(
-    x: Tensor, size: int, norm: tuple[Tensor, float] | None = None, *, is_gated: bool = False, gelu: bool = False
-) -> tuple[Tensor, Tensor]:
-    rows = len(x)
+    rows, size = x.shape
     out = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, device=x.device)
     weight, eps = norm if norm is not None else (x, 0.0)
@@ -126,8 +100,6 @@ def _launch(
         SIZE=size,
         BLOCK=block,
         NORM=norm is not None,
-        GATED=is_gated,
-        GELU=gelu,
         DEPENDENT=dependent,
         **options(warps=max(4, min(16, block // _WARP_VALUES)), dependent=dependent),
     )

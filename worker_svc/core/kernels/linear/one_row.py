@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
-from worker_svc.core.kernels.linear.activation import activated
+from worker_svc.core.kernels.linear.activation import gated
 from worker_svc.core.kernels.linear.ways import OneRowTile
 
 _VECTOR = tl.constexpr(8)  # columns that a thread loads at once
@@ -106,7 +106,7 @@ def _row_linear(
         late_scale = 1.0 / tl.sqrt(tl.sum(squares) / K + eps)
     y = tl.sum(acc, 1) * late_scale
     if GATED:
-        y = activated(y, GELU) * (tl.sum(up_acc, 1) * late_scale)
+        y = gated(y, tl.sum(up_acc, 1) * late_scale, GELU)
     if BIAS:
         y += tl.load(bias_ptr + rows).to(tl.float32)
     if RESIDUAL:
