@@ -9,7 +9,7 @@ import pytest
 import torch
 from byte_tokenizer import write_tokenizer
 from checkpoints import GEMMA3, GPT_OSS, LLAMA4, Variant, save_checkpoint
-from reference import Reference, answers_of, assert_equal, assert_prompt_equal, params_of
+from reference import Reference, assert_equal, assert_prompt_equal, params_of
 
 from contract.domain.kv_kinds import KVKind, Reach, blocks_of_sequence
 from contract.domain.plan import StepPlan
@@ -59,7 +59,7 @@ def make_reference(family: str, window: int, directory: Path) -> Reference:
     changes = {**FAMILIES[family][0], bound: window}
     model = save_checkpoint(directory, Variant(f"{family}_{window}", family, changes))
     write_tokenizer(directory)
-    return Reference(directory, answers_of(model))
+    return Reference(directory, model)
 
 
 @pytest.fixture(scope="module")
