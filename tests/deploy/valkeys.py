@@ -270,12 +270,16 @@ class Valkeys:
                 return False
         return True
 
-    def wait_whole(self) -> Pod:
-        """The primary, once everything is as it should be."""
+    def wait_until(self, holds: Callable[[], object], what: str) -> None:
+        """Until something is so; if it does not become so, the error has the logs."""
         try:
-            wait_until(self.is_whole, "one primary with complete copies")
+            wait_until(holds, what)
         except AssertionError as error:
             raise AssertionError(f"{error}; {self.describe()}") from error
+
+    def wait_whole(self) -> Pod:
+        """The primary, once everything is as it should be."""
+        self.wait_until(self.is_whole, "one primary with complete copies")
         primary = self.primary()
         assert primary is not None
         return primary
