@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,20 +15,35 @@ from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import read_checkpoint
 from servicekit.settings import num_cores
 from worker_svc.core.distributed import Group
-from worker_svc.core.formats.choice import find_int4
-from worker_svc.core.formats.dense import Dense
-from worker_svc.core.formats.int4 import INT4_BITS, Int4, Int4Format, even_scales
-from worker_svc.core.formats.words import WORD
+from worker_svc.core.formats.choice import find_multiplied
+from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat
+from worker_svc.core.formats.int4 import Int4Format
+from worker_svc.core.formats.interface import Format
 from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.linear.candidates import candidates
 from worker_svc.core.kernels.linear.many_rows import ManyRows, make_many_rows
 from worker_svc.core.kernels.linear.table import Card, Choices, Line, Table, write_table
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import BFLOAT16, CUBLAS, INT4, Int4Tile, Kind, Product, Way
+from worker_svc.core.kernels.linear.ways import (
+    BFLOAT16,
+    CUBLAS,
+    FP8_W8A8,
+    FP8_W8A16,
+    INT4,
+    NARROW,
+    Fp8FewRowsTile,
+    Fp8OneRowTile,
+    Int4Tile,
+    Kind,
+    Product,
+    Way,
+)
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.operations.triton_operations import TritonOperations
+from worker_svc.core.quantization.choice import choose_quantization
 from worker_svc.measure import Measure, Measured
 from worker_svc.model_config import read_model_config
+from worker_svc.product_weights import Drawing, Weight, right_product, weight_bytes
 from worker_svc.products import model_products
 from worker_svc.tuning import card_of, default_file, packaged_lines, read_tuned
 
@@ -41,9 +55,8 @@ _EPS = 1e-6
 _HALF = (BFLOAT16, "float16")
 _HOPPER = (9, 0)
 _MOST_COMPILING = 16  # kernels at a time
-_BYTE = 8
+_OF_NARROW = (Fp8OneRowTile, Fp8FewRowsTile, Int4Tile)
 _Call = Callable[[int], Tensor]
-_Weight: TypeAlias = Dense | Int4
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,7 @@ class _Norm:
 class _Linear:
     """Implement `operations.interface.LinearLayer`: a weight alone."""
 
-    packed: Dense | Int4
+    packed: Weight
     bias: Tensor | None = None
     is_partial: bool = False
 
@@ -128,7 +141,7 @@ class Tuner:
         lines: that count without a new table.
         many_rows: the package that multiplies many rows, if it is there.
         measure: of calls.
-        dtype: of rows, where weights are integers.
+        dtype: of rows, where weights are narrower than these.
     """
 
     def __init__(
@@ -140,7 +153,7 @@ class Tuner:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self._device = device
-        self._dtype = dtype
+        self._drawing = Drawing(device, dtype)
         self._standing = tuple(lines)
         self._many_rows = many_rows
         self._measure = measure
@@ -152,11 +165,8 @@ class Tuner:
         """
         ends = sorted({*ROWS, *sizes})
         for product in products:
-            is_int4 = product.dtype == INT4
-            bits = INT4_BITS if is_int4 else _BYTE * getattr(torch, product.dtype).itemsize
-            copies = self._measure.copies(product.outputs * product.inputs * bits // _BYTE)
-            draw = self._draw_int4 if is_int4 else self._draw_dense
-            weights = [draw(product, seed) for seed in range(copies)]
+            copies = self._measure.copies(weight_bytes(product))
+            weights = [self._drawing.weight(product, seed) for seed in range(copies)]
             for before, last in zip([0, *ends], ends, strict=False):
                 if last in sizes and product.kind in (_KINDS_OF_ONE_ROW if last == 1 else _KINDS_OF_SEVERAL):
                     finding = self._find(product, range(before + 1, last + 1), weights)
@@ -168,8 +178,8 @@ class Tuner:
         """Those of all that was better."""
         return tuple(self._tuned)
 
-    def _find(self, product: Product, rows: range, weights: list[_Weight]) -> Finding:
-        runnable = [*self._operations(()).dense.runnable, Int4Tile]
+    def _find(self, product: Product, rows: range, weights: list[Weight]) -> Finding:
+        runnable = [*self._operations(()).dense.runnable, *_OF_NARROW]
         standing = Choices(self._standing, runnable).find(product, rows[-1])
         ways = [
             way
@@ -177,8 +187,7 @@ class Tuner:
             if way == standing or (type(way) in runnable and way.fits(product, rows[0]))
         ]
         x, residual = (
-            self._draw(rows[-1], columns, self._dtype_of(product), seed=-1)
-            for columns in (product.inputs, product.outputs)
+            self._drawing.rows(product, rows[-1], columns, seed=-1) for columns in (product.inputs, product.outputs)
         )
         calls = {way: self._call(product, way, x, residual, weights) for way in ways}
         self._compile(calls.values())
@@ -188,12 +197,12 @@ class Tuner:
         best = min(times, key=lambda way: times[way].median_us)
         return Finding(product, rows, standing, best, times)
 
-    def _call(self, product: Product, way: Way, x: Tensor, residual: Tensor, weights: list[_Weight]) -> _Call:
+    def _call(self, product: Product, way: Way, x: Tensor, residual: Tensor, weights: list[Weight]) -> _Call:
         """Computes the product this way with one of the weights, as a worker would."""
         operations = self._operations((Line((product.kind,), (len(x), len(x)), (way,)),))
         linears = [_Linear(weight) for weight in weights]
-        # As when a model is loaded: what is not scaled may be too large for fp16, and integers have no room for it.
-        is_folded = x.dtype is torch.bfloat16 and product.dtype != INT4
+        # As when a model is loaded: what is not scaled may be too large for fp16, and narrow weights take no norm's.
+        is_folded = x.dtype is torch.bfloat16 and product.dtype not in NARROW
         norm = _Norm(torch.ones(product.inputs, dtype=x.dtype, device=x.device), is_folded)
         calls: dict[Kind, _Call] = {
             "plain": lambda copy: operations.norm_linear(x, None, linears[copy]),
@@ -220,12 +229,9 @@ class Tuner:
         operations.dense.use_many_rows(self._many_rows)
         return operations
 
-    def _expected(self, product: Product, x: Tensor, residual: Tensor, weight: _Weight) -> Tensor:
+    def _expected(self, product: Product, x: Tensor, residual: Tensor, weight: Weight) -> Tensor:
         """By torch, in fp32."""
-        floats = weight.weight if isinstance(weight, Dense) else weight.widen(torch.float32)
-        y = x.float() @ floats.float().t()
-        if product.kind in ("normed", "gated"):
-            y = y * Unscaled(x, _EPS).scales()
+        y = right_product(x, weight, _EPS if product.kind in ("normed", "gated") else None)
         if product.kind == "added":
             y = y + residual.float()
         if product.kind == "gated":
@@ -249,35 +255,6 @@ class Tuner:
         finally:
             residual.copy_(before)
 
-    def _dtype_of(self, product: Product) -> torch.dtype:
-        """Of rows."""
-        dtype: torch.dtype = self._dtype if product.dtype == INT4 else getattr(torch, product.dtype)
-        return dtype
-
-    def _draw_dense(self, product: Product, seed: int) -> Dense:
-        return Dense(self._draw(product.outputs, product.inputs, self._dtype_of(product), seed))
-
-    def _draw_int4(self, product: Product, seed: int) -> Int4:
-        generator = torch.Generator(self._device).manual_seed(seed + 1)
-        form = Int4Format(product.group)
-        tensors = {
-            piece.suffix: torch.empty(
-                piece.shape(product.outputs, product.inputs), dtype=piece.dtype, device=self._device
-            )
-            for piece in form.pieces
-        }
-        for tensor in tensors.values():
-            if tensor.dtype == WORD:
-                tensor.random_(-(1 << 31), (1 << 31) - 1, generator=generator)
-            else:
-                tensor.copy_(even_scales(tensor, product.inputs**-0.5))
-        return form.pack(tensors, product.inputs)
-
-    def _draw(self, rows: int, columns: int, dtype: torch.dtype, seed: int) -> Tensor:
-        generator = torch.Generator(self._device).manual_seed(seed + 1)
-        drawn = torch.randn(rows, columns, generator=generator, device=self._device, dtype=torch.float32)
-        return (drawn * columns**-0.5 if seed >= 0 else drawn).to(dtype)
-
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
@@ -286,6 +263,7 @@ class TuningOptions:
     model: str  # a local directory or a hub id
     revision: str | None = None
     dtype: str = "auto"  # of weights; auto: as stored
+    quantization: str | None = None  # fp8: of a dense checkpoint; None: as it is stored
     tensor_parallel_size: int = 1
     sizes: tuple[int, ...] = ROWS  # numbers of rows
     out: Path | None = None  # None: the card's own in the cache
@@ -306,16 +284,19 @@ def tune_model(
     """
     checkpoint = read_checkpoint(find_checkpoint(options.model, options.revision))
     config = read_model_config(checkpoint)
-    int4 = find_int4(config.quantization) if config.quantization is not None else None
-    if config.quantization is not None and int4 is None:
-        raise unimplemented("tuning products with quantized weights other than integers of 4 bits")
+    quantization = choose_quantization(config.quantization, options.quantization)
+    form = find_multiplied(quantization) if quantization is not None else None
+    if quantization is not None and form is None:
+        raise unimplemented(
+            f"tuning products with weights of {quantization.method} that are widened when they are read"
+        )
     name = (config.dtype or "float32") if options.dtype == "auto" else options.dtype
     if name not in _HALF:
         raise invalid(f"weights are {name}, and tables are of {' and '.join(_HALF)}: give --dtype", "dtype")
     placement = Placement(torch.device("meta"), getattr(torch, name), Group(0, options.tensor_parallel_size))
     products = model_products(config, placement)
-    if int4 is not None:
-        products = _with_int4(products, int4)
+    if form is not None:
+        products = _in_form(products, form)
     card = card_of(device)
     path = options.out or default_file(card)
     kept = _lines_of_others(path, card, products)
@@ -330,12 +311,16 @@ def tune_model(
     return path
 
 
-def _with_int4(products: Sequence[Product], form: Int4Format) -> tuple[Product, ...]:
-    """These with layers of integers; the head, which is the first, has floats."""
+def _in_form(products: Sequence[Product], form: Format) -> tuple[Product, ...]:
+    """These with layers whose weights have it; the head, which is the first, has floats."""
     head = products[0].outputs, products[0].inputs
+    if isinstance(form, Int4Format):
+        dtype, group = INT4, form.group
+    else:
+        assert isinstance(form, Fp8ChannelFormat), "of others nothing is multiplied as it is stored"
+        dtype, group = FP8_W8A8 if form.spec.rounds_inputs else FP8_W8A16, None
     return tuple(
-        each if (each.outputs, each.inputs) == head else replace(each, dtype=INT4, group=form.group)
-        for each in products
+        each if (each.outputs, each.inputs) == head else replace(each, dtype=dtype, group=group) for each in products
     )
 
 

@@ -24,6 +24,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", required=True, help="checkpoint directory or Hugging Face hub id")
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float16"), default="auto", help="of weights [stored]")
+    parser.add_argument("--quantization", help="fp8: of a dense checkpoint 8-bit floats [as it is stored]")
     parser.add_argument("--tensor-parallel-size", type=_count, default=1, help="ranks that share the model [1]")
     parser.add_argument(
         "--rows", type=_rows, help="numbers of rows to measure, separated by commas [19 of them, from 1 to 2048]"
@@ -51,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
         model=arguments.model,
         revision=arguments.revision,
         dtype=arguments.dtype,
+        quantization=arguments.quantization,
         tensor_parallel_size=arguments.tensor_parallel_size,
         sizes=arguments.rows or ROWS,
         out=arguments.out,

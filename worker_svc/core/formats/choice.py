@@ -10,7 +10,7 @@ from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat
 from worker_svc.core.formats.fp8_online import Fp8OnlineFormat
 from worker_svc.core.formats.fp8_tensor import Fp8TensorFormat
 from worker_svc.core.formats.gptq import GptqFormat
-from worker_svc.core.formats.int4 import Int4Format, IntegersFormat, ToInt4
+from worker_svc.core.formats.int4 import IntegersFormat, ToInt4
 from worker_svc.core.formats.integers import IntFormat
 from worker_svc.core.formats.interface import ConvertedFormat, Format, Reading, StoredFormat
 from worker_svc.core.formats.mxfp4 import Mxfp4Format
@@ -67,11 +67,13 @@ def find_reading(quantization: QuantizationSpec | None, name: str, *, widens: bo
     return Reading(stored.pieces, dense, lambda tensors: {"weight": stored.widen(tensors)})
 
 
-def find_int4(quantization: QuantizationSpec) -> Int4Format | None:
-    """The form of its layers, if they are integers of 4 bits that kernels multiply."""
-    converted = _find_converted(quantization.format)
-    form = converted.multiplied if converted is not None else None
-    return form if isinstance(form, Int4Format) else None
+def find_multiplied(quantization: QuantizationSpec) -> Format | None:
+    """The form in which its layers are multiplied without being widened; None: they are widened."""
+    spec = quantization.format
+    if type(spec) in _MULTIPLIED:
+        return _MULTIPLIED[type(spec)](spec)
+    converted = _find_converted(spec)
+    return converted.multiplied if converted is not None else None
 
 
 def _find_converted(spec: FormatSpec) -> ConvertedFormat | None:

@@ -5,10 +5,13 @@ from itertools import product as combinations
 
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
+    FP8_FORMS,
     INT4,
     BatchTile,
     Cublas,
     FewRowsTile,
+    Fp8FewRowsTile,
+    Fp8OneRowTile,
     Int4Tile,
     ManyRowsTile,
     OneRowTile,
@@ -17,6 +20,7 @@ from worker_svc.core.kernels.linear.ways import (
 )
 
 _THREAD_WEIGHTS = range(8, 129)  # of a tile, that a thread of `OneRowTile` holds at once
+_FP8_THREAD_WEIGHTS = range(16, 129)  # as above, of `Fp8OneRowTile`
 # Tiles have this many rows: for fewer than some they would be mostly empty.
 _BATCH_ROWS, _FEWEST_BATCH_ROWS, _FEWEST_MANY_ROWS = (64, 128), 9, 33
 _MOST_BATCH_STAGES = 12
@@ -39,6 +43,8 @@ def candidates(product: Product, rows: int) -> list[Way]:
     """Of so many rows of a product, each once; cuBLAS's own choice is the first."""
     if product.dtype == INT4:
         return [CUBLAS, *(way for way in _int4_rows(rows) if way.fits(product, rows))]
+    if product.dtype in FP8_FORMS:
+        return [CUBLAS, *(way for way in (*_fp8_one_row(), *_fp8_few_rows()) if way.fits(product, rows))]
     ways: list[Way] = [CUBLAS, *_cublas(product, rows), *_one_row(product), *_few_rows()]
     if rows >= _FEWEST_BATCH_ROWS:
         ways += _batch_rows(next((each for each in _BATCH_ROWS if each >= rows), _BATCH_ROWS[-1]))
@@ -72,6 +78,18 @@ def _one_row(product: Product) -> Iterator[Way]:
 def _few_rows() -> Iterator[Way]:
     for outputs, inputs, splits, stages in combinations((32, 64), (64, 128), (1, 2, 4, 8), (4, 6)):
         yield FewRowsTile(outputs, inputs, splits, stages)
+
+
+def _fp8_one_row() -> Iterator[Way]:
+    for outputs, inputs, warps in combinations((1, 2, 4, 8, 16), (256, 512, 1024, 2048, 4096), (4, 8)):
+        if outputs * inputs // (32 * warps) in _FP8_THREAD_WEIGHTS:
+            yield Fp8OneRowTile(outputs, inputs, warps)
+
+
+def _fp8_few_rows() -> Iterator[Way]:
+    for inputs, splits, stages in combinations((64, 128, 256), (1, 2, 4, 8), (3, 4, 6)):
+        yield Fp8FewRowsTile(64, inputs, splits, stages)
+        yield Fp8FewRowsTile(128, inputs, splits, stages, 8)
 
 
 def _int4_rows(rows: int) -> Iterator[Way]:

@@ -12,8 +12,8 @@ Kind: TypeAlias = Literal["normed", "plain", "biased", "added", "gated"]
 BFLOAT16 = "bfloat16"
 FP8_W8A8, FP8_W8A16 = "fp8_w8a8", "fp8_w8a16"  # weights of 8-bit floats; rows are rounded to these, or are not
 INT4 = "int4"  # weights of integers of 4 bits
-_FP8 = (FP8_W8A8, FP8_W8A16)
-_NARROW = (*_FP8, INT4)
+FP8_FORMS = (FP8_W8A8, FP8_W8A16)
+NARROW = (*FP8_FORMS, INT4)
 MULTIPROCESSORS = 132  # of an H200: programs of `BatchTile` that wait for each other must all run at once
 MOST_FEW_ROWS = 64
 MOST_FEW_TILES = 132  # of split products: each has a counter
@@ -59,7 +59,7 @@ class OneRowTile(_Way, frozen=True, tag="one_row"):
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        return rows == 1 and product.inputs % _MIN_COLUMNS == 0 and product.dtype not in _NARROW
+        return rows == 1 and product.inputs % _MIN_COLUMNS == 0 and product.dtype not in NARROW
 
 
 class FewRowsTile(_Way, frozen=True, tag="few_rows"):
@@ -81,7 +81,7 @@ class FewRowsTile(_Way, frozen=True, tag="few_rows"):
         """Return whether the product of so many rows can be computed so."""
         divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         has_counters = self.splits == 1 or product.outputs // self.outputs <= MOST_FEW_TILES
-        is_there = product.kind in ("plain", "added") and product.dtype not in _NARROW
+        is_there = product.kind in ("plain", "added") and product.dtype not in NARROW
         return is_there and 1 < rows <= MOST_FEW_ROWS and divides and has_counters
 
 
@@ -134,7 +134,7 @@ class Fp8OneRowTile(_Way, frozen=True, tag="fp8_one_row"):
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        is_there = product.dtype in _FP8 and product.inputs % _FP8_VECTOR == 0
+        is_there = product.dtype in FP8_FORMS and product.inputs % _FP8_VECTOR == 0
         return rows == 1 and is_there and product.inputs >= self.inputs
 
 
@@ -156,7 +156,7 @@ class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        if product.dtype not in _FP8 or not 1 <= rows <= MOST_FP8_FEW_ROWS:
+        if product.dtype not in FP8_FORMS or not 1 <= rows <= MOST_FP8_FEW_ROWS:
             return False
         outputs = _once(product)
         divides = outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
@@ -241,7 +241,7 @@ class Cublas(_Way, frozen=True, tag="cublas"):
 
     def fits(self, product: Product, rows: int) -> bool:  # noqa: ARG002
         """Return whether the product of so many rows can be computed so; narrow weights have no other library."""
-        if product.dtype in _NARROW:
+        if product.dtype in NARROW:
             return self == CUBLAS
         return self.rows is None or (product.kind == "added" and self.rows > 0)
 
