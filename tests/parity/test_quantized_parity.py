@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sysconfig
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,64 +113,6 @@ def test_experts_of_gpt_oss_as_published_are_those_that_transformers_reads(tmp_p
         tmp_path / "stored", quantization_config=widening, dtype=torch.float32, attn_implementation="eager"
     )
     assert_like(model, tmp_path / "stored")
-
-
-@pytest.mark.parametrize("format_", ["mxfp4", "fp8_channel", "fp8_block_wide", "fp8_tensor_weights"])
-def test_experts_as_they_are_stored_give_what_widened_ones_give(tmp_path: Path, format_: str) -> None:
-    """By kernels and by torch."""
-    variant = VARIANT["gpt_oss_sinks" if format_ == "mxfp4" else "glm4_moe_groups_and_correction"]
-    save_checkpoint(tmp_path / "whole", replace(variant, options={**variant.options, "head_dim": 64}))
-    if format_ == "mxfp4":
-        save_mxfp4(tmp_path / "whole", tmp_path / "stored")
-    else:
-        save_quantized(tmp_path / "whole", tmp_path / "stored", BY_NAME[format_])
-    found = []
-    for attention in ("torch", "triton"):
-        options = RunnerOptions(
-            str(tmp_path / "stored"), device="cpu", dtype="float32", num_blocks=50, attention=attention
-        )
-        loaded = load_runner(options, lambda: 0)
-        sequence = Drive(list(range(5, 45)), 1, Sampling(temperature=0.0, num_logprobs=NUM_TOP))
-        drive(loaded.runner, [sequence], chunk=32)
-        loaded.close()
-        found.append(sequence)
-    widened, kept = found
-    assert kept.output == widened.output
-    assert max(abs(one - other) for one, other in zip(kept.logprobs, widened.logprobs, strict=True)) < 1e-4
-
-
-@pytest.mark.parametrize("format_", ["awq", "gptq_4_bits_one_group", "packed_4_bits_zeros", "packed_4_bits_groups"])
-def test_integers_of_4_bits_as_they_are_stored_give_what_widened_ones_give(
-    tmp_path: Path, format_: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """By kernels and by torch, in fp16, which the interpreter rounds as devices do."""
-    caplog.set_level("INFO")
-    variant = VARIANT["qwen3_biases"]
-    sizes = {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256}
-    save_checkpoint(tmp_path / "whole", replace(variant, options={**variant.options, **sizes}))
-    save_quantized(tmp_path / "whole", tmp_path / "stored", BY_NAME[format_])
-    found, sizes_of_weights = [], []
-    for attention in ("torch", "triton"):
-        options = RunnerOptions(
-            str(tmp_path / "stored"), device="cpu", dtype="float16", num_blocks=50, attention=attention
-        )
-        loaded = load_runner(options, lambda: 0)
-        # Chunks of more rows than kernels decode numbers for, of fewer, and one row.
-        sequences = [
-            Drive(list(range(5, 5 + length)), 3, Sampling(temperature=0.0, num_logprobs=NUM_TOP))
-            for length in (150, 20, 1)
-        ]
-        drive(loaded.runner, sequences[:1], chunk=140)
-        drive(loaded.runner, sequences[1:], chunk=32)
-        sizes_of_weights.append(loaded.profile.weights_bytes)
-        loaded.close()
-        found.append(sequences)
-    for widened, kept in zip(*found, strict=True):
-        assert kept.output == widened.output
-        assert max(abs(one - other) for one, other in zip(kept.logprobs, widened.logprobs, strict=True)) < 2e-2
-    assert sizes_of_weights[1] < sizes_of_weights[0]
-    events = [(each.message, each.__dict__["to"]) for each in caplog.records if hasattr(each, "to")]
-    assert events == [("weights widened", "float16"), ("weights converted", "int4")]
 
 
 def test_blocks_are_widened_as_transformers_does() -> None:

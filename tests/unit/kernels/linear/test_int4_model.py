@@ -1,0 +1,51 @@
+"""A whole model with weights of 4-bit integers, by kernels and by torch."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoints import VARIANTS, save_checkpoint
+from kernel_inputs import DEVICE
+from plans import Drive, drive
+from quantized import BY_NAME, save_quantized
+
+from contract.domain.params import Sampling
+from worker_svc.factory import load_runner
+from worker_svc.runner_options import RunnerOptions
+
+VARIANT = next(each for each in VARIANTS if each.name == "qwen3_biases")
+NUM_TOP = 5
+pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on the CPU, where Triton interprets")
+
+
+@pytest.mark.parametrize("format_", ["awq", "gptq_4_bits_one_group", "packed_4_bits_zeros", "packed_4_bits_groups"])
+def test_integers_of_4_bits_as_they_are_stored_give_what_widened_ones_give(
+    tmp_path: Path, format_: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By kernels and by torch, in fp16, which the interpreter rounds as devices do."""
+    caplog.set_level("INFO")
+    sizes = {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256}
+    save_checkpoint(tmp_path / "whole", replace(VARIANT, options={**VARIANT.options, **sizes}))
+    save_quantized(tmp_path / "whole", tmp_path / "stored", BY_NAME[format_])
+    found, sizes_of_weights = [], []
+    for attention in ("torch", "triton"):
+        options = RunnerOptions(
+            str(tmp_path / "stored"), device="cpu", dtype="float16", num_blocks=50, attention=attention
+        )
+        loaded = load_runner(options, lambda: 0)
+        # Chunks of more rows than kernels decode numbers for, of fewer, and one row.
+        sequences = [
+            Drive(list(range(5, 5 + length)), 3, Sampling(temperature=0.0, num_logprobs=NUM_TOP))
+            for length in (150, 20, 1)
+        ]
+        drive(loaded.runner, sequences[:1], chunk=140)
+        drive(loaded.runner, sequences[1:], chunk=32)
+        sizes_of_weights.append(loaded.profile.weights_bytes)
+        loaded.close()
+        found.append(sequences)
+    for widened, kept in zip(*found, strict=True):
+        assert kept.output == widened.output
+        assert max(abs(one - other) for one, other in zip(kept.logprobs, widened.logprobs, strict=True)) < 2e-2
+    assert sizes_of_weights[1] < sizes_of_weights[0]
+    events = [(each.message, each.__dict__["to"]) for each in caplog.records if hasattr(each, "to")]
+    assert events == [("weights widened", "float16"), ("weights converted", "int4")]
