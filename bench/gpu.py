@@ -15,12 +15,14 @@ counts, of as many for every engine; nano and served, which are long, have one.
     llama-1b, llama-8b, qwen-7b (Llama-3.2-1B, Llama-3.1-8B, Qwen2.5-7B), 30b-a3b (Qwen3-30B-A3B), gemma-4b (Gemma 3
     4B, its text), v2-lite (DeepSeek-V2-Lite), 8b-fp8 (8b, rounded to 8-bit floats by each engine when it is read): the
                rows decode1 to decode256, prefill and long
+    drawn-SEED-NUMBER   a dense model about as large as 8b, whose shape the seed draws: likewise
     v32k       0.6b's layers and a vocabulary in which every id has a text; prompts are texts
                served: 2,000 requests of 512 -> 128, 256 at once; alone: 128 -> 128, one at a time
     8b-text    8b's layers; prompts are texts
                rate: 16 requests a second at random times, 410-1,638 tokens in, 102-410 out, everything by default
 
     penstock bench gpu [--models 0.6b,8b,v32k] [--profile]
+    penstock bench gpu --models 8b,drawn-7-1,drawn-7-2 --tune     with a table of each model's products
     penstock bench gpu --models v32k --simulated-ms 2      without a GPU: the pipeline around a runner that pretends
 """
 
@@ -37,9 +39,10 @@ from tokenizers import Tokenizer
 
 from bench.rig import engines
 from bench.rig.children import ChildError, ask
+from bench.rig.drawn_shapes import find_shape
 from bench.rig.engines import Measured, Options
 from bench.rig.machine import describe_machine
-from bench.rig.shapes import SHAPES, write_shape
+from bench.rig.shapes import SHAPES, Shape, write_shape
 from bench.rig.table import embed_lines, header, latency_lines, notes, row_line
 from bench.rig.work import Ceilings, Work, as_text, make_work
 
@@ -50,9 +53,9 @@ _ROWS = {
     "v32k": ("served", "alone"),
     "8b-text": ("rate",),
 }
-ROWS = {name: _ROWS.get(name, _OFFLINE) for name in SHAPES}
 _CHUNKS = {"0.6b": 8192, "v32k": 2048, "8b-text": 0}  # tokens of a step; 0: as is the default
-CHUNK = {name: _CHUNKS.get(name, 4096) for name in SHAPES}
+_CHUNK = 4096  # of other models
+_TUNING_S = 1800.0  # at most, for a model
 PROFILED = (1, 32, 256)
 ENGINES = ("process", "pipeline", "peer")
 CACHES = ("TRITON_CACHE_DIR", "QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")  # of kernels on disk
@@ -63,35 +66,45 @@ class Model:
     """One model's folder and what is done with it."""
 
     name: str
+    shape: Shape
     folder: Path
     works: list[Work]
     options: Options
 
 
+def rows_of(name: str) -> tuple[str, ...]:
+    """All that can be measured of a model."""
+    return _ROWS.get(name, _OFFLINE)
+
+
 def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Namespace) -> Model:
     """Writes the folder."""
-    write_shape(folder, name)
+    shape = find_shape(name)
+    write_shape(folder, shape)
     missing = [engine for engine in arguments.engines.split(",") if not _kept(arguments.keep, name, engine).is_file()]
     if not arguments.simulated_ms and {"process", "pipeline"} & set(missing):
         [written] = ask([sys.executable, "-m", "bench.rig.random_weights", str(folder)], {}, 300.0)
         print(
             f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
         )
+        if arguments.tune:
+            rounds_to = ["--quantization", shape.quantization] if shape.quantization else []
+            ask([sys.executable, "-m", "penstock.cli", "tune", "--model", str(folder), *rounds_to], {}, _TUNING_S)
     works = [make_work(row, arguments.rounds) for row in rows]
-    if SHAPES[name].has_texts:
+    if shape.has_texts:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         works = [as_text(work, tokenizer) for work in works]
     options = Options(
-        chunk=arguments.chunk or CHUNK[name],
+        chunk=arguments.chunk or _CHUNKS.get(name, _CHUNK),
         gateways=arguments.gateways,
         simulated_ms=arguments.simulated_ms,
         profiled=PROFILED if arguments.profile and not arguments.simulated_ms else (),
         peer_path=arguments.peer_path,
         limit_s=arguments.limit_s,
         more=arguments.serve,
-        quantization=SHAPES[name].quantization,
+        quantization=shape.quantization,
     )
-    return Model(name, folder, works, options)
+    return Model(name, shape, folder, works, options)
 
 
 def _kept(keep: Path, model: str, engine: str) -> Path:
@@ -120,7 +133,7 @@ def measure(model: Model, chosen: Sequence[str], keep: Path) -> tuple[dict[str, 
     runs = {
         "process": engines.in_process,
         "pipeline": engines.pipeline,
-        "peer": engines.peer_server if SHAPES[model.name].has_texts else engines.peer,
+        "peer": engines.peer_server if model.shape.has_texts else engines.peer,
     }
     # Requests that come at times have none in one process.
     have_times = any(work.arrivals_s for work in model.works)
@@ -144,7 +157,7 @@ def measure(model: Model, chosen: Sequence[str], keep: Path) -> tuple[dict[str, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(_ROWS), help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--models", default=",".join(_ROWS), help=f"of {', '.join(SHAPES)}, drawn-SEED-NUMBER")
     parser.add_argument("--rows", default="", help="only these")
     parser.add_argument("--engines", default=",".join(ENGINES), help="only these of process, pipeline, peer")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each short row, of which the fastest counts")
@@ -153,22 +166,30 @@ def main() -> int:
     parser.add_argument("--serve", action="append", default=[], help="a further flag for `penstock serve`")
     parser.add_argument("--profile", action="store_true", help="where the time of decode steps goes, and the CPU's")
     parser.add_argument("--peer-path", default="", help="a folder with the peer's packages, if they are not installed")
+    parser.add_argument("--tune", action="store_true", help="`penstock tune` each model before it is measured")
     parser.add_argument("--keep", type=Path, help="a folder for what was measured: found there, it is not done again")
     parser.add_argument("--limit-s", type=float, default=500.0, help="an engine in one process is ended then")
     parser.add_argument("--simulated-ms", type=float, default=0.0, help="no GPU: a runner with steps of that long")
     arguments = parser.parse_args()
+    try:
+        for name in arguments.models.split(","):
+            find_shape(name)
+    except ValueError as error:
+        parser.error(str(error))
     print(describe_machine(), flush=True)
     lines, failures = [], []
     with TemporaryDirectory(prefix="penstock-bench-") as directory:
         arguments.keep = arguments.keep or Path(directory)
         arguments.keep.mkdir(parents=True, exist_ok=True)
+        if arguments.tune:  # tables of this run alone
+            os.environ["XDG_CACHE_HOME"] = str(Path(directory) / "cache")
         ceilings = None if arguments.simulated_ms else measure_ceilings(arguments.keep)
         for name in arguments.models.split(","):
             folder = Path(directory) / name
             folder.mkdir()
             # The first start of a model compiles all its kernels, the second finds them.
             os.environ |= {variable: str(Path(directory) / f"{name}-{variable}") for variable in CACHES}
-            rows = [row for row in ROWS[name] if not arguments.rows or row in arguments.rows.split(",")]
+            rows = [row for row in rows_of(name) if not arguments.rows or row in arguments.rows.split(",")]
             model = prepare(name, folder, rows, arguments)
             found, wrong = measure(model, arguments.engines.split(","), arguments.keep)
             failures += wrong

@@ -94,7 +94,7 @@ def main() -> None:
     options = parser.parse_args()
     print(describe_machine(), flush=True)
     with TemporaryDirectory(prefix="penstock-bench-") as directory:
-        write_shape(Path(directory), options.model)
+        write_shape(Path(directory), SHAPES[options.model])
         runner = LLM(directory, load_format="dummy", max_model_len=4096).llm_engine.runner
         print(f"{'sequences':>9} {'asked for':22} {'by one':>9} {'by all':>9}")
         for batch in map(int, options.batches.split(",")):

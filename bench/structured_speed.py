@@ -60,7 +60,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="penstock-bench-") as directory:
         folder = options.folder or Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        write_shape(folder, options.model)
+        write_shape(folder, SHAPES[options.model])
         if not options.simulated_ms and not list(folder.glob("*.safetensors")):
             ask([sys.executable, "-m", "bench.rig.random_weights", str(folder)], {}, 300.0)
         batches = [int(word) for word in options.batches.split(",")]

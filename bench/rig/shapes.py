@@ -151,7 +151,7 @@ class Shape:
 
 
 _SILU = {"hidden_act": "silu"}
-_QWEN3: dict[str, Any] = {
+QWEN3: dict[str, Any] = {
     **_SILU,
     "model_type": "qwen3",
     "attention_bias": False,
@@ -161,13 +161,29 @@ _QWEN3: dict[str, Any] = {
 }
 
 
+LLAMA: dict[str, Any] = {
+    **_SILU,
+    "model_type": "llama",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+}
+QWEN2: dict[str, Any] = {
+    **_SILU,
+    "model_type": "qwen2",
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "use_sliding_window": False,
+}
 _AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 
 
 def _qwen3(*dimensions: int, quantization_config: Mapping[str, Any] | None = None, **more: Any) -> Shape:
     """hidden_size, num_layers, num_heads and intermediate_size."""
     hidden_size, num_layers, num_heads, intermediate_size = dimensions
-    fields = _QWEN3 if quantization_config is None else {**_QWEN3, "quantization_config": quantization_config}
+    fields = QWEN3 if quantization_config is None else {**QWEN3, "quantization_config": quantization_config}
     return Shape(
         "Qwen3ForCausalLM", hidden_size, num_layers, num_heads, 8, 128, intermediate_size, fields=fields, **more
     )
@@ -176,12 +192,7 @@ def _qwen3(*dimensions: int, quantization_config: Mapping[str, Any] | None = Non
 def _llama3(factor: float) -> dict[str, Any]:
     rope = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {
-        **_SILU,
-        "model_type": "llama",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5,
+        **LLAMA,
         "rope_theta": 500_000.0,
         "rope_scaling": {**rope, "original_max_position_embeddings": 8192},
     }
@@ -209,21 +220,14 @@ SHAPES = {
         "Qwen2ForCausalLM",
         *(3584, 28, 28, 4, 128, 18_944),
         vocab_size=152_064,
-        fields={
-            **_SILU,
-            "model_type": "qwen2",
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1_000_000.0,
-            "use_sliding_window": False,
-        },
+        fields=QWEN2,
     ),
     "30b-a3b": Shape(  # Qwen3-30B-A3B
         "Qwen3MoeForCausalLM",
         *(2048, 48, 32, 4, 128, 6144),
         experts=Experts(128, 8, 768),
         fields={
-            **_QWEN3,
+            **QWEN3,
             "model_type": "qwen3_moe",
             "num_experts": 128,
             "num_experts_per_tok": 8,
@@ -334,9 +338,8 @@ SHAPES = {
 }
 
 
-def write_shape(directory: Path, name: str) -> None:
-    """The configuration of one of `SHAPES` and a tokenizer in which every id has a text."""
-    shape = SHAPES[name]
+def write_shape(directory: Path, shape: Shape) -> None:
+    """The configuration and a tokenizer in which every id has a text."""
     (directory / "config.json").write_text(json.dumps(shape.config), "utf-8")
     if shape.has_texts:
         _text_tokenizer(shape.vocab_size).save(str(directory / "tokenizer.json"))

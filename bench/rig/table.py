@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from bench.rig.drawn_shapes import find_shape
 from bench.rig.engines import Measured
-from bench.rig.shapes import SHAPES
 from bench.rig.work import Ceilings, Work, floor_s
 
 # Of the pipeline: what it must reach of the peer's rate, and of the one process's.
@@ -43,7 +43,7 @@ def header() -> str:
 
 def row_line(model: str, work: Work, found: dict[str, Measured], ceilings: Ceilings | None) -> str:
     """One row: tokens per second, and of the pipeline its ratio to each."""
-    floor = work.counted_tokens / floor_s(SHAPES[model], work, ceilings) if ceilings else None
+    floor = work.counted_tokens / floor_s(find_shape(model), work, ceilings) if ceilings else None
     process, pipeline, peer = (_rate(found.get(engine), work) for engine in ("process", "pipeline", "peer"))
     rates = "".join(_shown(rate, "11,.0f") for rate in (floor, process, pipeline, peer))
     ratios = (

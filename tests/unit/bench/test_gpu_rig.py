@@ -15,16 +15,19 @@ from tokenizers import Tokenizer
 
 from bench.rig.checkpoint import write_tokenizer
 from bench.rig.completions import Connection
+from bench.rig.drawn_shapes import find_shape
 from bench.rig.engines import max_model_len
 from bench.rig.random_weights import write
 from bench.rig.shapes import SHAPES, write_shape
 from bench.rig.work import Ceilings, as_text, floor_s, make_work
 from servicekit.checkpoint.model import read_checkpoint
 from worker_svc.core.causal_lm import CausalLM
+from worker_svc.core.kernels.linear.table import Card
 from worker_svc.core.layers.placement import Placement
 from worker_svc.factory import load_runner
 from worker_svc.model_config import read_model_config
 from worker_svc.runner_options import RunnerOptions
+from worker_svc.tuning import packaged_lines
 
 STREAM = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -88,7 +91,7 @@ def test_requests_of_a_rate_come_at_random_times_and_have_the_lengths_of_the_row
 
 
 def test_every_id_of_a_model_with_texts_has_one(tmp_path: Path) -> None:
-    write_shape(tmp_path, "8b-text")
+    write_shape(tmp_path, SHAPES["8b-text"])
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == SHAPES["8b-text"].vocab_size
     assert all(tokenizer.decode_batch([[31_999], [32_000], [151_932]]))
@@ -127,10 +130,14 @@ def test_sizes_are_those_of_the_published_models(name: str, billions: float, kv_
     assert SHAPES[name].kv_bytes(1) == kv_bytes
 
 
-@pytest.mark.parametrize("name", SHAPES)
+DRAWN = [f"drawn-{seed}-{number}" for seed in (1, 2) for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *DRAWN])
 def test_matrices_of_a_shape_are_those_of_the_model_that_is_served(name: str, tmp_path: Path) -> None:
-    write_shape(tmp_path, name)
-    shape, config = SHAPES[name], read_model_config(read_checkpoint(tmp_path))
+    shape = find_shape(name)
+    write_shape(tmp_path, shape)
+    config = read_model_config(read_checkpoint(tmp_path))
     placement = Placement(torch.device("meta"), torch.bfloat16)
     CausalLM(config.decoder, placement, max_model_len=16)
     matrices = {
@@ -142,6 +149,34 @@ def test_matrices_of_a_shape_are_those_of_the_model_that_is_served(name: str, tm
     assert shape.num_parameters == stored
     windows = [each.window for each in config.decoder.attentions]
     assert windows.count(None) == (shape.num_layers if shape.window is None else shape.num_full_layers)
+
+
+def test_a_seed_draws_models_as_large_as_8b_that_no_table_is_about() -> None:
+    shapes = [find_shape(name) for name in DRAWN]
+    assert shapes == [find_shape(name) for name in DRAWN]
+    assert len({(each.hidden_size, each.intermediate_size) for each in shapes}) == len(DRAWN)
+    assert {each.architecture for each in shapes} == {f"{name}ForCausalLM" for name in ("Llama", "Qwen2", "Qwen3")}
+    measured = {
+        (line.outputs[0], line.inputs[0])
+        for line in packaged_lines(Card((9, 0), 132))
+        if line.outputs[0] == line.outputs[1] and line.inputs[0] == line.inputs[1]
+    }
+    assert (6144, 4096) in measured
+    for shape in shapes:
+        assert shape.num_parameters == pytest.approx(7.6e9, rel=0.03)
+        projections = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+        assert not measured & {
+            (projections, shape.hidden_size),
+            (shape.hidden_size, shape.head_dim * shape.num_heads),
+            (2 * shape.intermediate_size, shape.hidden_size),
+            (shape.hidden_size, shape.intermediate_size),
+        }
+
+
+@pytest.mark.parametrize("name", ["9b", "drawn-1", "drawn-1-x", "drawn--1-1"])
+def test_a_shape_that_is_not_there_is_an_error_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"no shape is called {name}"):
+        find_shape(name)
 
 
 def test_a_step_reads_the_experts_that_its_tokens_choose_and_what_windows_see() -> None:

@@ -1,0 +1,45 @@
+"""Shapes of dense models that no table of tuning was written for, drawn by a seed."""
+
+import random
+import re
+
+from bench.rig.shapes import LLAMA, QWEN2, QWEN3, SHAPES, Shape
+
+_NAME = re.compile(r"drawn-(\d+)-(\d+)")
+_HEAD_DIM = 128
+_NUM_PARAMETERS = 7.6e9  # about, as Qwen3-8B
+_FAMILIES = {
+    "LlamaForCausalLM": {**LLAMA, "rope_theta": 500_000.0},
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+}
+
+
+def find_shape(name: str) -> Shape:
+    """One of `SHAPES`, or the drawn one of a name as `drawn-SEED-NUMBER`.
+
+    Raises:
+        ValueError: nothing has this name.
+    """
+    if name in SHAPES:
+        return SHAPES[name]
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"no shape is called {name}: there are {', '.join(SHAPES)}, and drawn-SEED-NUMBER")
+    return _draw(random.Random(name))
+
+
+def _draw(rng: random.Random) -> Shape:
+    architecture = rng.choice(sorted(_FAMILIES))
+    hidden_size = 128 * rng.randint(20, 40)
+    num_kv_heads = rng.choice((2, 4, 8))
+    num_heads = num_kv_heads * round(hidden_size / _HEAD_DIM / num_kv_heads)
+    intermediate_size = 128 * round(hidden_size * rng.uniform(2.5, 5.0) / 128)
+    vocab_size = rng.choice((32_000, 100_352, 128_256, 152_064))
+    of_layer = hidden_size * (_HEAD_DIM * 2 * (num_heads + num_kv_heads) + 3 * intermediate_size)
+    num_layers = round((_NUM_PARAMETERS - vocab_size * hidden_size) / of_layer)
+    return Shape(
+        architecture,
+        *(hidden_size, num_layers, num_heads, num_kv_heads, _HEAD_DIM, intermediate_size, vocab_size),
+        fields=_FAMILIES[architecture],
+    )
