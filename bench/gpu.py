@@ -15,6 +15,9 @@ counts, of as many for every engine; nano and served, which are long, have one.
     llama-1b, llama-8b, qwen-7b (Llama-3.2-1B, Llama-3.1-8B, Qwen2.5-7B), 30b-a3b (Qwen3-30B-A3B), gemma-4b (Gemma 3
     4B, its text), v2-lite (DeepSeek-V2-Lite), 8b-fp8 (8b, rounded to 8-bit floats by each engine when it is read): the
                rows decode1 to decode256, prefill and long
+    8b-fp8-kv  8b-fp8 with keys and values of 8 bits: likewise, and
+               contexts: 64 prompts of 8,000 tokens, one token out, prompt tokens per second
+               deep: the same prompts, 512 tokens out; those after the first and the time beyond that of contexts count
     drawn-SEED-NUMBER   a dense model about as large as 8b, whose shape the seed draws: likewise
     v32k       0.6b's layers and a vocabulary in which every id has a text; prompts are texts
                served: 2,000 requests of 512 -> 128, 256 at once; alone: 128 -> 128, one at a time
@@ -52,6 +55,7 @@ _ROWS = {
     "8b": (*_OFFLINE, "nano"),
     "v32k": ("served", "alone"),
     "8b-text": ("rate",),
+    "8b-fp8-kv": (*_OFFLINE, "contexts", "deep"),
 }
 _CHUNKS = {"0.6b": 8192, "v32k": 2048, "8b-text": 0}  # tokens of a step; 0: as is the default
 _CHUNK = 4096  # of other models
@@ -72,12 +76,15 @@ class Model:
     options: Options
 
 
-def rows_of(name: str) -> tuple[str, ...]:
-    """All that can be measured of a model."""
-    return _ROWS.get(name, _OFFLINE)
+def works_of(name: str, chosen: Sequence[str], rounds: int) -> list[Work]:
+    """The rows of a model, or those of them that were chosen, with those that these come after."""
+    works = {row: make_work(row, rounds) for row in _ROWS.get(name, _OFFLINE)}
+    wanted = {row for row in works if not chosen or row in chosen}
+    wanted |= {works[row].after or row for row in wanted}
+    return [work for row, work in works.items() if row in wanted]
 
 
-def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Namespace) -> Model:
+def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Namespace) -> Model:
     """Writes the folder."""
     shape = find_shape(name)
     write_shape(folder, shape)
@@ -90,7 +97,6 @@ def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Na
         if arguments.tune:
             rounds_to = ["--quantization", shape.quantization] if shape.quantization else []
             ask([sys.executable, "-m", "penstock.cli", "tune", "--model", str(folder), *rounds_to], {}, _TUNING_S)
-    works = [make_work(row, arguments.rounds) for row in rows]
     if shape.has_texts:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         works = [as_text(work, tokenizer) for work in works]
@@ -103,6 +109,7 @@ def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Na
         limit_s=arguments.limit_s,
         more=arguments.serve,
         quantization=shape.quantization,
+        kv_cache_dtype=shape.kv_cache_dtype,
     )
     return Model(name, shape, folder, works, options)
 
@@ -189,8 +196,8 @@ def main() -> int:
             folder.mkdir()
             # The first start of a model compiles all its kernels, the second finds them.
             os.environ |= {variable: str(Path(directory) / f"{name}-{variable}") for variable in CACHES}
-            rows = [row for row in rows_of(name) if not arguments.rows or row in arguments.rows.split(",")]
-            model = prepare(name, folder, rows, arguments)
+            works = works_of(name, arguments.rows.split(",") if arguments.rows else (), arguments.rounds)
+            model = prepare(name, folder, works, arguments)
             found, wrong = measure(model, arguments.engines.split(","), arguments.keep)
             failures += wrong
             lines += [row_line(name, work, found, ceilings) for work in model.works if work.arrivals_s is None]

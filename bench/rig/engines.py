@@ -38,6 +38,7 @@ class Options:
     limit_s: float  # for an engine in one process
     more: list[str]  # flags of `penstock serve`
     quantization: str | None = None  # to which every engine rounds weights; None: as they are stored
+    kv_cache_dtype: str = "auto"  # of keys and values in every engine
 
 
 @dataclass
@@ -85,6 +86,7 @@ def in_process(folder: Path, works: list[Work], options: Options) -> Measured:
         "gpu_memory_utilization": MEMORY_SHARE,
         "max_num_batched_tokens": options.chunk,
         "enable_prefix_caching": False,
+        "kv_cache_dtype": options.kv_cache_dtype,
     }
     if options.quantization:
         chosen["quantization"] = options.quantization
@@ -110,6 +112,7 @@ def pipeline(folder: Path, works: list[Work], options: Options) -> Measured:
         *("--port=0", "--grpc-port=0", f"--gateways={options.gateways}", f"--max-model-len={max_model_len(works)}"),
         "--no-enable-prefix-caching",
         f"--gpu-memory-utilization={MEMORY_SHARE}",
+        f"--kv-cache-dtype={options.kv_cache_dtype}",
         *options.more,
     ]
     if options.quantization:
@@ -135,7 +138,11 @@ def peer(folder: Path, works: list[Work], options: Options) -> Measured | None:
         return None
     asked = {
         "model": str(folder),
-        "options": {"max_model_len": max_model_len(works), "quantization": options.quantization},
+        "options": {
+            "max_model_len": max_model_len(works),
+            "quantization": options.quantization,
+            "kv_cache_dtype": options.kv_cache_dtype,
+        },
         # It makes vectors with an engine that does nothing else.
         "works": [work.as_json() for work in works if not work.pools],
     }

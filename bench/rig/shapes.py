@@ -69,6 +69,7 @@ class Shape:
     window: int | None = None  # tokens that all layers but those that see all see
     num_full_layers: int = 0  # with a window: those that see all
     quantization: str | None = None  # as engines are asked to round weights when they read them
+    kv_cache_dtype: str = "auto"  # in which engines are asked to keep keys and values
     layer_bits: float = 8 * _BYTES  # of a number of layers' matrices, as it is read for a product, with its scales
     expert_bits: float | None = None  # of experts; None: as of the rest
     fields: Mapping[str, Any] = field(default_factory=dict)  # of config.json, beside the dimensions
@@ -122,14 +123,15 @@ class Shape:
         return (rest * self.layer_bits + (layers - rest) * bits) / 8 + head
 
     def kv_bytes(self, context: int) -> int:
-        """Bytes of keys and values that a token reads after `context` tokens, in bf16."""
+        """Bytes of keys and values that a token reads after `context` tokens."""
+        width = 1 if self.kv_cache_dtype == "fp8" else _BYTES
         num_numbers = 2 * self.num_kv_heads * self.head_dim
         if self.latent is not None:
             num_numbers = self.latent.rank + self.latent.rotated_dims
         if self.window is None:
-            return self.num_layers * num_numbers * context * _BYTES
+            return self.num_layers * num_numbers * context * width
         num_local = self.num_layers - self.num_full_layers
-        return (num_local * min(context, self.window) + self.num_full_layers * context) * num_numbers * _BYTES
+        return (num_local * min(context, self.window) + self.num_full_layers * context) * num_numbers * width
 
     @property
     def config(self) -> dict[str, Any]:
@@ -204,6 +206,7 @@ SHAPES = {
     "0.6b": _qwen3(1024, 28, 16, 3072, has_tied_head=True),
     "8b": _qwen3(4096, 36, 32, 12288),
     "8b-fp8": _qwen3(4096, 36, 32, 12288, quantization="fp8", layer_bits=8),
+    "8b-fp8-kv": _qwen3(4096, 36, 32, 12288, quantization="fp8", layer_bits=8, kv_cache_dtype="fp8"),
     "8b-awq": _qwen3(4096, 36, 32, 12288, layer_bits=4 + (16 + 4) / _AWQ["group_size"], quantization_config=_AWQ),
     # The layers of 0.6b, and a vocabulary that a tokenizer was trained to on text.
     "v32k": _qwen3(

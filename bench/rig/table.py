@@ -11,6 +11,7 @@ PEER_GOALS = {
     "0.6b": {"decode1": 2.2, "decode32": 1.5, "decode256": 1.2, "prefill": 1.1, "nano": 1.15},
     "8b": {"decode1": 1.3, "decode32": 1.15, "decode256": 1.1, "prefill": 1.0, "nano": 1.12},
     "8b-fp8": {"decode1": 1.6, "decode32": 1.4, "decode256": 1.15, "prefill": 1.1},
+    "8b-fp8-kv": {"deep": 1.2},
     "30b-a3b": {"decode1": 1.9, "decode32": 1.2, "decode256": 1.08, "prefill": 1.2},
     "gemma-4b": {"decode1": 1.3, "decode32": 1.15, "decode256": 1.1},
     "v2-lite": {"decode1": 1.3, "decode32": 1.15, "decode256": 1.1},
@@ -27,8 +28,8 @@ _LATENCIES = {
     "tpot_p99_ms": "TPOT p99",
 }
 PROCESS_GOALS = {
-    **dict.fromkeys(("decode1", "decode8", "decode32", "decode128", "decode256", "nano"), 0.97),
-    **dict.fromkeys(("prefill", "long", "embed"), 0.95),
+    **dict.fromkeys(("decode1", "decode8", "decode32", "decode128", "decode256", "deep", "nano"), 0.97),
+    **dict.fromkeys(("prefill", "long", "contexts", "embed"), 0.95),
 }
 EMBED_GOAL = 0.97  # of the rate of the row `prefill`, on the same engine
 _TITLES = ("floor", "process", "pipeline", "peer", "÷ process (goal)", "÷ peer (goal)", "÷ floor")
@@ -103,8 +104,8 @@ def notes(found: dict[str, Measured]) -> list[str]:
 
 
 def _rate(measured: Measured | None, work: Work) -> float | None:
-    rounds = measured.rounds.get(work.name) if measured else None
-    return work.counted_tokens / min(rounds) if rounds else None
+    seconds = work.seconds(measured.rounds) if measured else None
+    return work.counted_tokens / seconds if seconds else None
 
 
 def _ratio(rate: float | None, other: float | None, goal: float | None) -> str:

@@ -1,6 +1,7 @@
 """The work that `bench.gpu` gives engines, and the least time that a card needs for it."""
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +16,9 @@ _PROMPTS = {
     "prefill": (32, 2048),
     "embed": (32, 2048),
     "long": (8, 16_000),
+    "contexts": (64, 8000),
 }  # of rows that are prompts: how many, tokens
+_AFTER = {"deep": "contexts"}  # rows of tokens after the prompts of another
 RATE_PER_S, RATE_S = 16.0, 40.0  # requests of the row `rate`, and for how long they come
 RATE_INPUTS, RATE_OUTPUTS = (410, 1638), (102, 410)  # tokens, as `vllm bench serve` draws them around 1,024 and 256
 
@@ -34,6 +37,7 @@ class Work:
     arrivals_s: list[float] | None = None  # when each comes, after the first could; None: `at_once` says
     num_rounds: int = 1  # how often every engine does it: the fastest counts
     pools: bool = False  # vectors of the prompts are asked for, and nothing is generated
+    after: str | None = None  # the row with the same prompts and one token each, whose time is not part of this one's
 
     @property
     def inputs(self) -> list[Any]:
@@ -43,7 +47,17 @@ class Work:
     @property
     def counted_tokens(self) -> int:
         """The tokens of which a rate is made."""
-        return sum(map(len, self.prompts)) if self.counts_prompts else sum(self.num_tokens)
+        if self.counts_prompts:
+            return sum(map(len, self.prompts))
+        return sum(self.num_tokens) - (len(self.prompts) if self.after else 0)
+
+    def seconds(self, rounds: Mapping[str, Sequence[float]]) -> float | None:
+        """The least that it took, by the rounds of each row; None: not measured."""
+        found = [rounds.get(row) for row in (self.name, self.after) if row is not None]
+        if not all(found):
+            return None
+        own, *before = (min(each) for each in found if each)
+        return own - sum(before)
 
     def as_json(self) -> dict[str, Any]:
         """For another process."""
@@ -57,9 +71,18 @@ def make_work(row: str, num_rounds: int = 1) -> Work:
     def prompts(count: int, length: int) -> list[list[int]]:
         return [[draw.randint(0, 10000) for _ in range(length)] for _ in range(count)]
 
-    if row in _PROMPTS:
-        found, ones = prompts(*_PROMPTS[row]), [1] * _PROMPTS[row][0]
-        return Work(row, found, ones, counts_prompts=True, num_rounds=num_rounds, pools=row == "embed")
+    if row in _PROMPTS or row in _AFTER:
+        after = _AFTER.get(row)
+        count, length = _PROMPTS[after or row]
+        return Work(
+            row,
+            prompts(count, length),
+            [512 if after else 1] * count,
+            counts_prompts=after is None,
+            num_rounds=num_rounds,
+            pools=row == "embed",
+            after=after,
+        )
     if row == "nano":
         mixed = [prompts(1, draw.randint(100, 1024))[0] for _ in range(256)]
         return Work(row, mixed, [draw.randint(100, 1024) for _ in range(256)], temperature=0.6)
@@ -98,10 +121,11 @@ class Ceilings:
 def floor_s(shape: Shape, work: Work, ceilings: Ceilings) -> float:
     """Seconds for the products of all prompts, and for the products or the bytes of each decode step, whichever takes
     longer: weights and KV read once a step, nothing overlapped; of experts those that as many tokens are expected to
-    choose. Products count in bf16, also of weights in 8 bits. Requests that wait for others come in waves.
+    choose. Products count in bf16, also of weights in 8 bits. Requests that wait for others come in waves. Prompts of a
+    row that comes after another are that one's.
     """
     layer_flops = 2 * shape.token_parameters
-    seconds = sum(map(len, work.prompts)) * layer_flops / ceilings.flops
+    seconds = 0.0 if work.after else sum(map(len, work.prompts)) * layer_flops / ceilings.flops
     wave = work.at_once or len(work.prompts)
     for first in range(0, len(work.prompts), wave):
         lengths = list(

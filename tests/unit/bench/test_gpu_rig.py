@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from bench.gpu import works_of
 from bench.rig.checkpoint import write_tokenizer
 from bench.rig.completions import Connection
 from bench.rig.drawn_shapes import find_shape
@@ -233,6 +234,27 @@ def test_requests_that_wait_come_in_waves() -> None:
     quarter = type(work)("quarter", work.prompts[:256], work.num_tokens[:256])
     ceilings = Ceilings("", 4e12, 8e14)
     assert floor_s(SHAPES["v32k"], half, ceilings) == pytest.approx(4 * floor_s(SHAPES["v32k"], quarter, ceilings))
+
+
+def test_tokens_after_long_prompts_are_measured_without_them() -> None:
+    prompts, deep = works_of("8b-fp8-kv", ["deep"], 2)
+    assert (prompts.name, prompts.num_rounds, deep.name) == ("contexts", 2, "deep")
+    assert prompts.prompts == deep.prompts
+    assert deep.counted_tokens == 64 * 511
+    rounds = {"contexts": [9.0, 8.5], "deep": [12.0, 11.5, 13.0], "long": [1.0]}
+    assert deep.seconds(rounds) == 3.0
+    assert prompts.seconds(rounds) == 8.5
+    assert deep.seconds({"deep": [12.0]}) is None
+    assert {work.name for work in works_of("8b-fp8-kv", (), 1)} > {"decode1", "contexts", "deep"}
+    assert [work.name for work in works_of("8b", ["prefill", "deep"], 1)] == ["prefill"]
+
+
+def test_a_step_reads_keys_and_values_of_8_bits() -> None:
+    shape, ceilings = SHAPES["8b-fp8-kv"], Ceilings("", 4e12, 8e14)
+    assert shape.kv_bytes(8000) == SHAPES["8b"].kv_bytes(4000)
+    steps = sum(shape.weight_bytes(64) + 64 * shape.kv_bytes(context) for context in range(8001, 8512))
+    [_, deep] = works_of("8b-fp8-kv", ["deep"], 1)
+    assert floor_s(shape, deep, ceilings) == pytest.approx(steps / 4e12)
 
 
 def test_texts_are_as_long_as_the_prompts(tmp_path: Path) -> None:
