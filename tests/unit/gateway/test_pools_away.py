@@ -53,6 +53,8 @@ def test_a_gateway_starts_while_a_server_is_away(site: Site) -> None:
     assert served(gateway) == ["red", "verde"]
     for name in ("two", "three"):
         site.bus(name).start()
+    # The file lists a model of the third whether it is back or not.
+    eventually(lambda: up(gateway) == {"one": 1.0, "two": 1.0, "three": 1.0}, LIMIT_S)
     site.wait_for(gateway, "red", "blue", "verde")
     assert [text_of(ask(gateway, model)) for model in ("blue", "verde")] == ["two", "three"]
     assert ask(gateway, "green").status_code == 404, "the file calls it otherwise"
