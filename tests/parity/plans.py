@@ -143,3 +143,12 @@ def collect(result: StepResult, sequences: list[Drive]) -> None:
                 sequence.tops.append(dict(zip(ids.tolist(), values.tolist(), strict=True)))
                 top = stop
             token += 1
+
+
+def drive_few_and_many_rows(runner: Runner) -> list[Drive]:
+    """Greedy sequences whose steps have one row, some, and more than kernels for few rows multiply."""
+    greedy = Sampling(temperature=0.0, num_logprobs=5)
+    sequences = [Drive(list(range(5, 5 + length)), 3, greedy) for length in (150, 20, 1)]
+    drive(runner, sequences[:1], chunk=140)
+    drive(runner, sequences[1:], chunk=32)
+    return sequences

@@ -60,9 +60,8 @@ def _look_once() -> None:
 
 
 def _make_types_once() -> None:
-    """Lets Triton's interpreter check and name a type, and wrap a shape, once for all operations with the like.
-
-    It makes them anew for each, in a fourth of what is left of the time.
+    """Lets Triton's interpreter check and name a type, and wrap a shape, once for all operations with the like, and not
+    at each.
     """
     import triton.language as tl
 

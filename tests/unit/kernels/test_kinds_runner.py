@@ -64,11 +64,11 @@ def run(runner: ModelRunner) -> tuple[dict[tuple[bytes, int], list[int]], int]:
     scheduler.add_worker("a", offered)
     rng = np.random.default_rng(8)
     outputs: defaultdict[tuple[bytes, int], list[int]] = defaultdict(list)
-    for number, length in enumerate((1, 70, 17, 33)):
+    for number, length in enumerate((1, 70, 15, 17, 100, 33)):
         request_id = number.to_bytes(16, "big")
         prompt = rng.integers(3, limits.vocab_size, length).astype(np.uint32)
         sampling = Sampling(temperature=0.0 if number % 2 else 1.0)
-        scheduler.add(QueuedRequest(request_id, prompt, 1 + number // 3, sampling, Stopping(max_tokens=6)), 1)
+        scheduler.add(QueuedRequest(request_id, prompt, 1 + number // 4, sampling, Stopping(max_tokens=6)), 1)
     num_spoiled = 0
     while (plan := scheduler.schedule("a", 1)) is not None:
         result = runner.launch(plan).result()

@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from checkpoints import VARIANTS, save_checkpoint
 from kernel_inputs import DEVICE
-from plans import Drive, drive
+from plans import drive_few_and_many_rows
 from quantized import BY_NAME, save_quantized
 from torch import Tensor
 
-from contract.domain.params import Sampling
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.operations import fp8_multiplier
 from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
 
 VARIANT = next(each for each in VARIANTS if each.name == "qwen3_biases")
-NUM_TOP = 5
 NEAR = 1e-4  # of logprobs
 # Where rows are rounded, too: one that lies between two numbers of 8 bits goes to either if sums differ by an ulp.
 NEAR_IF_ROUNDED = 0.3
@@ -61,13 +59,7 @@ def test_kernels_of_8_bit_floats_give_what_torch_gives(
         )
         assert not launched
         loaded = load_runner(options, lambda: 0)
-        # Chunks of more rows than kernels of ours multiply, of fewer, and one row.
-        sequences = [
-            Drive(list(range(5, 5 + length)), 3, Sampling(temperature=0.0, num_logprobs=NUM_TOP))
-            for length in (150, 20, 1)
-        ]
-        drive(loaded.runner, sequences[:1], chunk=140)
-        drive(loaded.runner, sequences[1:], chunk=32)
+        sequences = drive_few_and_many_rows(loaded.runner)
         loaded.close()
         found.append(sequences)
     assert launched == {(kernel, is_gated) for kernel in ("one", "few") for is_gated in (True, False)}

@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 from checkpoints import VARIANTS, save_checkpoint
 from kernel_inputs import DEVICE
-from plans import Drive, drive
+from plans import drive_few_and_many_rows
 from quantized import BY_NAME, save_quantized
 
-from contract.domain.params import Sampling
 from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
 
 VARIANT = next(each for each in VARIANTS if each.name == "qwen3_biases")
-NUM_TOP = 5
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on the CPU, where Triton interprets")
 
 
@@ -33,13 +31,7 @@ def test_integers_of_4_bits_as_they_are_stored_give_what_widened_ones_give(
             str(tmp_path / "stored"), device="cpu", dtype="float16", num_blocks=50, attention=attention
         )
         loaded = load_runner(options, lambda: 0)
-        # Chunks of more rows than kernels decode numbers for, of fewer, and one row.
-        sequences = [
-            Drive(list(range(5, 5 + length)), 3, Sampling(temperature=0.0, num_logprobs=NUM_TOP))
-            for length in (150, 20, 1)
-        ]
-        drive(loaded.runner, sequences[:1], chunk=140)
-        drive(loaded.runner, sequences[1:], chunk=32)
+        sequences = drive_few_and_many_rows(loaded.runner)
         sizes_of_weights.append(loaded.profile.weights_bytes)
         loaded.close()
         found.append(sequences)
