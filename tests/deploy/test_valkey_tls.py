@@ -6,7 +6,7 @@ The server that comes with Penstock was not; Debian's Redis was.
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 from test_valkey_failover import all_at_once, ended_in_order, killed
-from valkeys import NAME, Pod, Tls, Valkeys, free_ports, wait_until
+from valkeys import NAME, Pod, Tls, Valkeys, Writes, free_ports, wait_until
 
 from servicekit.bus import open_bus
 from servicekit.bus.calls import ListSessions
-from servicekit.bus.redis_finder import read_directory
 
 
 @pytest.fixture(scope="module")
@@ -79,22 +78,11 @@ def valkeys(tmp_path: Path, program: Path, certificates: Path, asks_for_certific
         yield valkeys
 
 
-def is_copied(client: Redis, number: int) -> bool:
-    """Write it, on this connection or, if that was given up, on another: only what came by the same is waited for."""
-    client.sadd(f"{{{NAME}}}:written", number)
-    return bool(client.wait(1, 1000) == 1)
-
-
 def test_servers_and_sentinels_find_each_other_and_fail_over(valkeys: Valkeys) -> None:
-    primary = valkeys.wait_whole()
-    faults: tuple[Callable[[Valkeys, Pod], None], ...] = (killed, ended_in_order, all_at_once)
-    for number, fault in enumerate(faults):
-        with primary.client() as client:
-            wait_until(lambda: is_copied(client, number), "the replica has it")  # noqa: B023
-        fault(valkeys, primary)
-        primary = valkeys.wait_whole()
-        with primary.client("services") as client:
-            assert client.scard(f"{{{NAME}}}:written") == number + 1
+    writes = Writes(valkeys, on_disks=False)
+    for fault in (killed, ended_in_order, all_at_once):
+        fault(valkeys, writes.add())
+        writes.assert_kept(valkeys.wait_whole())
 
 
 def reply(pod: Pod, **options: Any) -> str:
@@ -117,16 +105,14 @@ def test_nobody_is_let_in_without_tls_and_where_it_is_asked_for_without_a_certif
     for pods, greeting in ((valkeys.servers, "a password is asked for"), (valkeys.sentinels, "True")):
         for pod in pods:
             assert pod.run("alive") == 0
-            assert pod.run("ready") == 0
+            wait_until(lambda: pod.run("ready") == 0, "it is ready")  # noqa: B023
             assert reply(pod) == ""
             assert reply(pod, **trust) == ("" if asks_for_certificates else greeting)
             assert reply(pod, **trust, **shown) == greeting
 
 
 def test_a_pool_finds_the_primary_and_serves_there(valkeys: Valkeys) -> None:
-    primary = valkeys.wait_whole()
-    address = read_directory(valkeys.url).finder().find()
-    assert (address.host, address.port) == ("127.0.0.1", primary.port)
+    valkeys.wait_until(valkeys.is_found, "the pool finds the primary")
     connection = open_bus(valkeys.url, NAME).connect()
     try:
         assert connection.call(ListSessions()) == []

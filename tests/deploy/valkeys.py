@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from kube import CHART
@@ -17,7 +17,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from servicekit.bus.embedded import find_server
+from servicekit.bus.interface import BusUnavailable
+from servicekit.bus.redis_finder import read_directory
 
+T = TypeVar("T")
 LIMIT_S = 120.0
 NAME = "penstock"
 PASSWORDS = {"admin": "admin-of-tests", "services": "services-of-tests", "scaler": "scaler-of-tests"}
@@ -46,18 +49,18 @@ def is_free(port: int) -> bool:
     return True
 
 
-def wait_until(holds: Callable[[], object], what: str) -> None:
-    """Until something is so.
+def wait_until(ask: Callable[[], T], what: str) -> T:
+    """Until something is so. Return the first true answer.
 
     Raises:
-        AssertionError: it is not, after a time that a busy machine keeps.
+        AssertionError: there is none, after a time that a busy machine keeps.
     """
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         try:
-            if holds():
-                return
-        except (RedisError, OSError):
+            if answer := ask():
+                return answer
+        except (RedisError, OSError, BusUnavailable):
             pass
         time.sleep(0.2)
     raise AssertionError(f"not within {LIMIT_S:.0f} s: {what}")
@@ -249,16 +252,20 @@ class Valkeys:
                 named.add(client.sentinel_get_master_addr_by_name(NAME))
         return primaries[0] if len(primaries) == 1 and named == {("127.0.0.1", primaries[0].port)} else None
 
-    def is_whole(self) -> bool:
-        """Return whether there is a primary, and every other server has a complete copy."""
+    def is_found(self) -> bool:
+        """Return whether services that ask the Sentinels are sent to the primary."""
         primary = self.primary()
-        if primary is None:
-            return False
-        replicas = [each for each in self.servers if each is not primary]
-        return all(
-            each.info().get("master_link_status") == "up" and each.info().get("slave_priority") == 100
-            for each in replicas
+        address = read_directory(self.url).finder().find()
+        return primary is not None and (address.host, address.port) == ("127.0.0.1", primary.port)
+
+    def whole(self) -> Pod | None:
+        """The primary, if every other server has a complete copy; None otherwise."""
+        primary = self.primary()
+        replicas = [each.info() for each in self.servers if each is not primary]
+        is_whole = all(
+            each.get("master_link_status") == "up" and each.get("slave_priority") == 100 for each in replicas
         )
+        return primary if is_whole else None
 
     def knows_replicas(self) -> bool:
         """Return whether all Sentinels could promote a replica."""
@@ -270,19 +277,66 @@ class Valkeys:
                 return False
         return True
 
-    def wait_until(self, holds: Callable[[], object], what: str) -> None:
+    def wait_until(self, ask: Callable[[], T], what: str) -> T:
         """Until something is so; if it does not become so, the error has the logs."""
         try:
-            wait_until(holds, what)
+            return wait_until(ask, what)
         except AssertionError as error:
             raise AssertionError(f"{error}; {self.describe()}") from error
 
     def wait_whole(self) -> Pod:
         """The primary, once everything is as it should be."""
-        self.wait_until(self.is_whole, "one primary with complete copies")
-        primary = self.primary()
+        primary = self.wait_until(self.whole, "one primary with complete copies")
         assert primary is not None
         return primary
 
     def describe(self) -> str:
         return "; ".join(f"{each.address}: {each.log()[-600:]}" for each in (*self.servers, *self.sentinels))
+
+
+class Writes:
+    """Those that were copied, of which none may be lost."""
+
+    def __init__(self, valkeys: Valkeys, *, on_disks: bool) -> None:
+        """Writes nothing yet.
+
+        Args:
+            valkeys: the servers.
+            on_disks: wait until the disks of all servers have a write; otherwise until the replicas have it in memory,
+                which servers older than Redis 7.2 can tell, too.
+        """
+        self._valkeys = valkeys
+        self._on_disks = on_disks
+        self._tried: set[str] = set()
+        self._kept: set[str] = set()
+
+    def add(self) -> Pod:
+        """One more, in the copies of all replicas. Return the primary: where a machine stalls for longer than Sentinels
+        wait, another server becomes it without any fault.
+        """
+        primary = self._valkeys.wait_until(self._try, "every copy has it")
+        self._kept.add(str(len(self._tried) - 1))
+        assert primary is not None
+        return primary
+
+    def _try(self) -> Pod | None:
+        """A write of its own for each connection: only what came by the same is waited for."""
+        primary = self._valkeys.whole()
+        if primary is None:
+            return None
+        self._tried.add(written := str(len(self._tried)))
+        with primary.client() as client:
+            client.sadd(f"{{{NAME}}}:written", written)
+            return primary if self._wait(client) else None
+
+    def _wait(self, client: Redis) -> bool:
+        """Return whether the copies have what came by this connection; waits for up to two seconds."""
+        replicas = len(self._valkeys.servers) - 1
+        if not self._on_disks:
+            return bool(client.wait(replicas, 2000) == replicas)
+        copies = [1, replicas]
+        return bool(client.execute_command("WAITAOF", *copies, 2000) == copies)
+
+    def assert_kept(self, primary: Pod) -> None:
+        with primary.client("services") as client:
+            assert self._kept <= client.smembers(f"{{{NAME}}}:written") <= self._tried
