@@ -292,6 +292,7 @@ class Worker:
         self.spoil: bytes | None = None  # published in place of the next result
         self.incarnation = b""
         self.is_held = threading.Event()  # set: plans are read but not carried out
+        self.hold_after: int | None = None  # steps after which it is held by itself
         self._stopped = threading.Event()
         self._failures: list[BaseException] = []
         self._thread = threading.Thread(target=self._body, daemon=True)
@@ -341,6 +342,8 @@ class Worker:
                 step = received.plan.step
                 result = paged.execute(received.plan)
                 self.num_steps += 1
+                if self.num_steps == self.hold_after:
+                    self.is_held.set()
                 payload = encode_result(result, session, self.incarnation, time.time_ns())
                 if self.spoil is not None:
                     payload, self.spoil = self.spoil, None

@@ -1,5 +1,8 @@
 """Requests that another session began: behind checkpoints, log and witness."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 from memory_bus import MemoryBus
 from scheduler_pool import Client, Worker, expected, prompt, scheduler, session_of, until
@@ -63,12 +66,20 @@ def test_a_scheduler_without_a_worker_hands_its_requests_to_one_that_has_some(mo
         until(lambda: service.stats().num_requests == 0, "the new session")
 
 
+@contextmanager
+def a_few_steps(bus: MemoryBus, worker: Worker) -> Iterator[None]:
+    """A scheduler for those steps and no more, however long it takes to go away."""
+    worker.hold_after = 9
+    with scheduler(bus, "s1"):
+        yield
+        until(worker.is_held.is_set, "a few steps")
+    worker.is_held.clear()
+
+
 def left_behind(bus: MemoryBus, client: Client, worker: Worker) -> list[bytes]:
     """Four requests of two samples that a scheduler has begun, which is gone."""
-    with scheduler(bus, "s1"):
-        ids = [client.submit(number, prompt(number), n=2, max_tokens=30) for number in range(1, 5)]
-        until(lambda: worker.num_steps > 8, "a few steps")
-    return ids
+    with a_few_steps(bus, worker):
+        return [client.submit(number, prompt(number), n=2, max_tokens=30) for number in range(1, 5)]
 
 
 def test_another_scheduler_takes_over_behind_the_tokens_in_the_log() -> None:
@@ -131,9 +142,8 @@ def test_a_taken_request_whose_log_lost_rows_goes_on_behind_its_witness(num_lost
     bus = MemoryBus()
     client = Client(bus)
     with Worker(bus) as worker:
-        with scheduler(bus, "s1"):
+        with a_few_steps(bus, worker):
             request_id = client.submit(1, prompt(1), max_tokens=30)
-            until(lambda: worker.num_steps > 8, "a few steps")
         client.read()
         known = len(client.tokens[request_id, 0])
         wanted = expected(1, prompt(1), 30)
@@ -148,10 +158,9 @@ def test_a_witness_of_another_history_ends_its_request_without_a_splice() -> Non
     bus = MemoryBus()
     client = Client(bus)
     with Worker(bus) as worker:
-        with scheduler(bus, "s1"):
+        with a_few_steps(bus, worker):
             request_id = client.submit(1, prompt(1), n=2, max_tokens=30)
             other = client.submit(2, prompt(2), max_tokens=30)
-            until(lambda: worker.num_steps > 8, "a few steps")
         wrong = expected(1, prompt(1), 30)
         wrong[1] += 1
         client.submit(1, prompt(1), n=2, max_tokens=30, witness=[wrong[:20], []])
