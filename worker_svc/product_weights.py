@@ -7,12 +7,13 @@ from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.formats.fp8_channel import Fp8Channel, round_rows
+from worker_svc.core.formats.fp8_groups import Fp8Groups
 from worker_svc.core.formats.int4 import INT4_BITS, Int4, Int4Format, even_scales
 from worker_svc.core.formats.words import WORD
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import FP8_FORMS, FP8_W8A8, INT4, NARROW, Product
+from worker_svc.core.kernels.linear.ways import FP8_FORMS, FP8_GROUPS, FP8_W8A8, INT4, NARROW, Product
 
-Weight: TypeAlias = Dense | Fp8Channel | Int4
+Weight: TypeAlias = Dense | Fp8Channel | Fp8Groups | Int4
 _BYTE = 8
 
 
@@ -36,6 +37,8 @@ class Drawing:
         if product.dtype == INT4:
             return self._int4(product, seed)
         floats = self._normal(product.outputs, product.inputs, seed) * product.inputs**-0.5
+        if product.dtype == FP8_GROUPS:
+            return _fp8_groups(floats, product.group or product.inputs)
         if product.dtype in FP8_FORMS:
             return Fp8Channel(*round_rows(floats), rounds_inputs=product.dtype == FP8_W8A8)
         return Dense(floats.to(self._dtype_of(product)))
@@ -63,6 +66,13 @@ class Drawing:
     def _dtype_of(self, product: Product) -> torch.dtype:
         dtype: torch.dtype = self._dtype if product.dtype in NARROW else getattr(torch, product.dtype)
         return dtype
+
+
+def _fp8_groups(weight: Tensor, group: int) -> Fp8Groups:
+    """f32[outputs, inputs], of groups of which the last may have fewer inputs, rounded."""
+    rounded = [round_rows(weight[:, first : first + group]) for first in range(0, weight.shape[1], group)]
+    numbers, scales = (torch.cat(parts, 1) for parts in zip(*rounded, strict=True))
+    return Fp8Groups(numbers, scales.t().contiguous(), group)
 
 
 def weight_bytes(product: Product) -> int:

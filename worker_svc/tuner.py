@@ -17,6 +17,7 @@ from servicekit.settings import num_cores
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.choice import find_multiplied
 from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat
+from worker_svc.core.formats.fp8_groups import Fp8GroupsFormat
 from worker_svc.core.formats.int4 import Int4Format
 from worker_svc.core.formats.interface import Format
 from worker_svc.core.kernels.compiling import compile_launches
@@ -27,6 +28,7 @@ from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.kernels.linear.ways import (
     BFLOAT16,
     CUBLAS,
+    FP8_GROUPS,
     FP8_W8A8,
     FP8_W8A16,
     INT4,
@@ -316,6 +318,8 @@ def _in_form(products: Sequence[Product], form: Format) -> tuple[Product, ...]:
     head = products[0].outputs, products[0].inputs
     if isinstance(form, Int4Format):
         dtype, group = INT4, form.group
+    elif isinstance(form, Fp8GroupsFormat):
+        dtype, group = FP8_GROUPS, form.group
     else:
         assert isinstance(form, Fp8ChannelFormat), "of others nothing is multiplied as it is stored"
         dtype, group = FP8_W8A8 if form.spec.rounds_inputs else FP8_W8A16, None

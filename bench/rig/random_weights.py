@@ -24,8 +24,8 @@ from worker_svc.model_config import read_model_config
 FILE_BYTES = 2 << 30  # a file is closed when it has become longer
 DEVIATION = 0.02
 DTYPE = torch.bfloat16
-_NAMES = {torch.bfloat16: "BF16", torch.int32: "I32", torch.uint8: "U8"}
-_SCALE, _EXPONENT = 0.004, 127 - 7  # of numbers of 4 bits: integers, floats
+_NAMES = {torch.bfloat16: "BF16", torch.int32: "I32", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
+_SCALE, _EXPONENT = 0.004, 127 - 7  # of integers of 4 bits and 8-bit floats; of floats of 4 bits
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,13 @@ class _Tensor:
             return torch.ones(self.shape, dtype=self.dtype)
         if self.name.endswith("bias"):
             return torch.zeros(self.shape, dtype=self.dtype)
-        if self.name.endswith("scales"):
+        if self.name.endswith(("scales", "scale", "scale_inv")):
             value = _SCALE if self.dtype.is_floating_point else _EXPONENT
             return torch.full(self.shape, value, dtype=self.dtype)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if self.dtype.is_floating_point:
-            return torch.empty(self.shape, dtype=self.dtype, device=device).normal_(0.0, DEVIATION).cpu()
+            drawn = torch.empty(self.shape, dtype=DTYPE, device=device).normal_(0.0, DEVIATION)
+            return (drawn / _SCALE).to(self.dtype).cpu() if self.dtype.itemsize == 1 else drawn.cpu()
         drawn = torch.randint(256, (self.num_bytes,), dtype=torch.uint8, device=device)
         return drawn.cpu().view(self.dtype).view(self.shape)
 
@@ -78,14 +79,13 @@ def write(folder: Path) -> int:
 def _stored(placement: Placement) -> Iterable[_Tensor]:
     """Every tensor of the checkpoint once."""
     wanted = [*placement.wanted, *(each for made in placement.conversions for each in made.stored.values())]
-    # Scales are read as 32-bit floats from any.
-    found = {
-        each.name: _Tensor(
-            each.name, each.shape, DTYPE if each.destination.dtype.is_floating_point else each.destination.dtype
-        )
-        for each in wanted
-    }
+    found = {each.name: _Tensor(each.name, each.shape, _stored_dtype(each.destination.dtype)) for each in wanted}
     return found.values()
+
+
+def _stored_dtype(dtype: torch.dtype) -> torch.dtype:
+    """That of a tensor which is read into one of `dtype`: scales are read as 32-bit floats from any."""
+    return DTYPE if dtype.is_floating_point and dtype.itemsize > 1 else dtype
 
 
 def _write_file(path: Path, tensors: list[_Tensor]) -> None:

@@ -180,6 +180,12 @@ QWEN2: dict[str, Any] = {
     "use_sliding_window": False,
 }
 _AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+_FP8_BLOCKS: dict[str, Any] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
 
 
 def _qwen3(*dimensions: int, quantization_config: Mapping[str, Any] | None = None, **more: Any) -> Shape:
@@ -207,6 +213,8 @@ SHAPES = {
     "8b": _qwen3(4096, 36, 32, 12288),
     "8b-fp8": _qwen3(4096, 36, 32, 12288, quantization="fp8", layer_bits=8),
     "8b-fp8-kv": _qwen3(4096, 36, 32, 12288, quantization="fp8", layer_bits=8, kv_cache_dtype="fp8"),
+    # As Qwen3-8B-FP8 is published.
+    "8b-fp8-blocks": _qwen3(4096, 36, 32, 12288, layer_bits=8 + 32 / 128**2, quantization_config=_FP8_BLOCKS),
     "8b-awq": _qwen3(4096, 36, 32, 12288, layer_bits=4 + (16 + 4) / _AWQ["group_size"], quantization_config=_AWQ),
     # The layers of 0.6b, and a vocabulary that a tokenizer was trained to on text.
     "v32k": _qwen3(

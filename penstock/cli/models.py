@@ -31,12 +31,14 @@ _ENCODERS = (
 _KEPT = "multiplied as stored; inputs are rounded for each token, if the checkpoint rounds any"
 _WIDENED = "widened to the model's dtype while it is read"
 _INT4 = "multiplied as stored on a Hopper (groups of 16, 32, 64 or a multiple of 128 inputs)"
+_BLOCKS = "multiplied as stored on a Hopper (blocks of a multiple of 64 inputs); inputs are not rounded"
 _FORMATS = (
     ("dense", "float32, bfloat16, float16 and whatever else safetensors has of floats; converted when it is read"),
     ("compressed-tensors", f"8-bit floats with a scale for each output or one: {_KEPT}"),
     ("", f"integers of 4 bits in words (W4A16): {_INT4}"),
-    ("", f"8-bit floats in blocks, 8-bit integers (W8A16, too), NVFP4, MXFP4: {_WIDENED}"),
-    ("fp8", f"one scale (AutoFP8, transformers): {_KEPT}; blocks (as Qwen3-FP8 has them): {_WIDENED}"),
+    ("", f"8-bit floats in blocks: {_BLOCKS}"),
+    ("", f"8-bit integers (W8A16, too), NVFP4, MXFP4: {_WIDENED}"),
+    ("fp8", f"one scale (AutoFP8, transformers): {_KEPT}; blocks (as Qwen3-FP8 has them): {_BLOCKS}"),
     ("modelopt", f"8-bit floats with one scale (FP8): {_KEPT}; NVFP4: {_WIDENED}"),
     ("awq", f"4 bits, in the layout gemm: {_INT4}"),
     ("gptq", f"4 bits, both layouts of zeros: {_INT4}; 8 bits, or inputs in any order (desc_act): {_WIDENED}"),
@@ -52,12 +54,12 @@ _PROOF = (
 _PROOF_OF_FORMATS = (
     "Each format equals the weights that plain arithmetic makes of it, on one rank and on two and three, merged and "
     "cut (tests/unit/worker/test_formats.py), and models of several families with these in transformers' classes "
-    "(tests/parity/test_quantized_parity.py); what compressed-tensors itself writes, gpt-oss's experts and blocks of 8 "
-    "bits equal what that package and transformers read. Heads are always widened; routers are dense. Integers of 4 "
-    "bits are widened, too, where no kernel multiplies them: on other cards and on CPUs, in float32, of layers whose "
-    "inputs or outputs no tile divides (128 and 64), and of ranks that part a group. Experts of 8-bit floats (blocks, "
-    "too) and of MXFP4 are multiplied as they are stored, with inputs in the model's dtype, where kernels compute. An "
-    "8-bit cache's scales are left out, with a warning."
+    "(tests/parity/test_quantized_parity.py); what compressed-tensors itself writes, gpt-oss's experts and blocks of "
+    "8 bits equal what that package and transformers read. Heads are always widened; routers are dense. Integers of 4 "
+    "bits and blocks of 8 are widened, too, where no kernel multiplies them: on other cards and on CPUs, in float32, "
+    "of layers whose inputs or outputs no tile divides (128 and 64), and of ranks that part a group. Experts of 8-bit "
+    "floats (blocks, too) and of MXFP4 are multiplied as they are stored, with inputs in the model's dtype, where "
+    "kernels compute. An 8-bit cache's scales are left out, with a warning."
 )
 
 

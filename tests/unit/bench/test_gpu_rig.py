@@ -191,12 +191,13 @@ def test_a_step_reads_the_experts_that_its_tokens_choose_and_what_windows_see() 
     assert SHAPES["8b-fp8"].weight_bytes(1) == SHAPES["8b"].num_parameters + SHAPES["8b"].head_parameters
     layers, head = (SHAPES["8b"].num_parameters - SHAPES["8b"].head_parameters), 2 * SHAPES["8b"].head_parameters
     assert SHAPES["8b-awq"].weight_bytes(1) == pytest.approx(layers * (128 * 4 + 16 + 4) / 128 / 8 + head)
+    assert SHAPES["8b-fp8-blocks"].weight_bytes(1) == pytest.approx(layers * (1 + 4 / 128**2) + head)
     oss = SHAPES["gpt-oss-20b"]
     rest = 2 * (oss.token_parameters - 4 * 24 * 3 * 2880 * 2880 + oss.head_parameters)
     assert oss.weight_bytes(1) == pytest.approx(rest + 4 * 24 * 3 * 2880 * 2880 * 4.25 / 8)
 
 
-@pytest.mark.parametrize("name", ["8b-awq", "gpt-oss-20b"])
+@pytest.mark.parametrize("name", ["8b-awq", "8b-fp8-blocks", "gpt-oss-20b"])
 def test_random_weights_of_a_quantized_shape_are_all_that_a_worker_reads(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     fields = dict(shape.fields)

@@ -25,6 +25,7 @@ from worker_svc.core.kernels.linear.table import Choices, Line, Table, read_tabl
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
     FP8_FORMS,
+    FP8_GROUPS,
     FP8_W8A8,
     FP8_W8A16,
     INT4,
@@ -111,7 +112,7 @@ def test_there_are_candidates_of_every_kernel(kind: Kind, rows: int, kernels: se
     assert {type(way) for way in of_int4} == ({Cublas, Int4Tile} if rows <= 512 else {Cublas})
     of_fp8 = {1: {Fp8OneRowTile, Fp8FewRowsTile}, 2048: set[type]()}.get(rows, {Fp8FewRowsTile})
     for form in FP8_FORMS:
-        assert {type(way) for way in candidates(Product(kind, 6144, 4096, form), rows)} == {Cublas, *of_fp8}
+        assert {type(way) for way in candidates(Product(kind, 6144, 4096, form, 128), rows)} == {Cublas, *of_fp8}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_each_candidate_of_integers_of_4_bits_computes_the_right_product(
 @pytest.mark.parametrize(("kind", "rows"), [("normed", 1), ("added", 1), ("gated", 1), ("plain", 20), ("gated", 3)])
 @pytest.mark.parametrize("form", FP8_FORMS)
 def test_each_candidate_of_8_bit_floats_computes_the_right_product(kind: Kind, rows: int, form: str) -> None:
-    measure, of_fp8 = FakeMeasure(), Product(kind, OUTPUTS, INPUTS, form)
+    measure, of_fp8 = FakeMeasure(), Product(kind, OUTPUTS, INPUTS, form, 64 if form == FP8_GROUPS else None)
     [finding] = Tuner(DEVICE, (), None, measure, DTYPE).tune([of_fp8], [rows])
     everything = set(candidates(of_fp8, rows))
     assert measure.asked[0] <= everything if DEVICE.type == "cuda" else measure.asked == [everything]
@@ -167,7 +168,7 @@ def test_what_is_found_of_8_bit_floats_is_of_such_weights_alone(form: str) -> No
 def test_rows_of_8_bit_floats_are_rounded_after_their_norm() -> None:
     # What the tuner compares ways with: rows in 8 bits are off by some percent, which a wrong way may not be.
     x, residual, weight = randn(3, 64, seed=1), randn(3, 64, seed=3), randn(64, 64, seed=2, dtype=torch.float32)
-    for form in FP8_FORMS:
+    for form in (FP8_W8A8, FP8_W8A16):
         packed = Fp8Channel(*round_rows(weight), rounds_inputs=form == FP8_W8A8)
         rows = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
         if form == FP8_W8A8:
@@ -222,20 +223,24 @@ def test_layers_of_8_bit_floats_are_tuned_as_such_and_the_head_is_not(
             (None, "fp8", FP8_W8A8),
             ({"quant_method": "fp8", "activation_scheme": "static"}, None, FP8_W8A8),
             (alone, None, FP8_W8A16),
+            ({"quant_method": "fp8", "weight_block_size": [128, 64]}, None, FP8_GROUPS),
         ]
     ):
         fp8 = tuned_products(tmp_path / str(number), monkeypatch, stored, quantization)
-        assert [replace(each, dtype="float16") for each in fp8] == dense
-        assert {each.dtype for each in fp8} == {"float16", form}
+        assert [replace(each, dtype="float16", group=None) for each in fp8] == dense
+        assert {(each.dtype, each.group) for each in fp8} == {
+            ("float16", None),
+            (form, 64 if form == FP8_GROUPS else None),
+        }
         assert [each.dtype for each in fp8 if each.outputs == dense[0].outputs] == ["float16", "float16"]
 
 
 def test_products_of_weights_that_are_widened_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
-    with pytest.raises(PenstockError, match="weights of fp8 that are widened") as caught:
-        tuned_products(tmp_path / "blocks", monkeypatch, blocks)
+    any_order = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    with pytest.raises(PenstockError, match="weights of gptq that are widened") as caught:
+        tuned_products(tmp_path / "any_order", monkeypatch, any_order)
     assert caught.value.code is ErrorCode.UNIMPLEMENTED
 
 

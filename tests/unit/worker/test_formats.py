@@ -19,7 +19,8 @@ from contract.domain.params import Sampling
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.choice import find_reading
 from worker_svc.core.formats.dense import DenseFormat
-from worker_svc.core.formats.fp8_channel import Fp8Channel, Fp8ChannelFormat
+from worker_svc.core.formats.fp8_channel import FP8, Fp8Channel, Fp8ChannelFormat
+from worker_svc.core.formats.fp8_groups import Fp8Groups, Fp8GroupsFormat
 from worker_svc.core.formats.int4 import Int4, Int4Format, Integers, pack_integers, widen_integers
 from worker_svc.core.formats.interface import IN, Dim, Format, Piece, Reading
 from worker_svc.core.layers.linear import Linear, Projection
@@ -61,12 +62,19 @@ class AllForms(TorchOperations):
         return True
 
 
+UNITS = {
+    "fp8_block": 20,
+    "fp8_block_square": 16,
+    "fp8_block_compressed": 16,
+    "fp8_block_wide": 32,
+}
+BLOCKS = [BY_NAME[name] for name in UNITS]
 INT4 = [case for case in CASES if case.name.startswith(("awq", "gptq_4", "packed_4")) and "any_order" not in case.name]
 
 
 @pytest.mark.parametrize(
     ("case", "operations"),
-    [*((case, TorchOperations()) for case in CASES), *((case, AllForms()) for case in INT4)],
+    [*((case, TorchOperations()) for case in CASES), *((case, AllForms()) for case in (*INT4, *BLOCKS))],
     ids=lambda each: each.name if isinstance(each, Case) else type(each).__name__,
 )
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -94,9 +102,11 @@ def test_quantized_layers_are_read_and_merged_and_cut_as_dense_ones(
         linear = Linear(placement, projections, 64)
         down = Linear(placement, [Projection(StoredRows("down"), 24, slice(0, 24))], 128, columns)
         load_weights(tmp_path, placement.wanted, placement.conversions, unused_suffixes=quantization.unused)
-        is_kept = isinstance(operations, AllForms)
-        assert isinstance(linear.packed, Int4) == is_kept
-        assert isinstance(down.packed, Int4) == (is_kept and world_size == 1)  # others share blocks
+        kept = Fp8Groups if case in BLOCKS else Int4
+        is_kept, unit = isinstance(operations, AllForms), UNITS.get(case.name, 128)
+        assert isinstance(linear.packed, kept) == is_kept
+        shares = columns.start % unit or (columns.stop % unit and columns.stop < 128)
+        assert isinstance(down.packed, kept) == (is_kept and not shares)
         found.append(linear.multiply(x).split(linear.sizes, dim=-1))
         sums.append(down.packed.multiply(down_x[:, columns], None))
     got = torch.cat([torch.cat(parts, -1) for parts in zip(*found, strict=True)], -1)
@@ -150,6 +160,22 @@ def test_integers_of_4_bits_are_what_they_stand_for_scaled_and_in_another_order(
     order = torch.randperm(24, generator=draw)
     packed.reorder_outputs(order)
     torch.testing.assert_close(packed.widen(torch.float32), 3 * expected[order], rtol=1e-5, atol=0)
+    x, bias = torch.randn(3, 200, generator=draw), torch.randn(24, generator=draw)
+    torch.testing.assert_close(packed.multiply(x, bias), x @ packed.widen(torch.float32).t() + bias)
+
+
+def test_floats_in_groups_are_what_they_stand_for_scaled_and_in_another_order() -> None:
+    draw = torch.Generator().manual_seed(1)
+    weight, scales = torch.randn(24, 200, generator=draw).to(FP8), torch.rand(5, 24, generator=draw)
+    packed = Fp8GroupsFormat(48).pack({"weight": weight.clone(), "weight_scale": scales.clone()}, 200)
+    expected = torch.stack([weight[:, place].float() * scales[place // 48] for place in range(200)], 1)
+    assert packed.widen(torch.float32).equal(expected)
+    assert (packed.outputs, packed.inputs) == (24, 200)
+    packed.scale_outputs(3.0)
+    torch.testing.assert_close(packed.widen(torch.float32), 3 * expected)
+    order = torch.randperm(24, generator=draw)
+    packed.reorder_outputs(order)
+    torch.testing.assert_close(packed.widen(torch.float32), 3 * expected[order])
     x, bias = torch.randn(3, 200, generator=draw), torch.randn(24, generator=draw)
     torch.testing.assert_close(packed.multiply(x, bias), x @ packed.widen(torch.float32).t() + bias)
 

@@ -32,6 +32,7 @@ from worker_svc.core.quantization.spec import (
 _MULTIPLIED: dict[type, Callable[[Any], Format]] = {Fp8ChannelSpec: Fp8ChannelFormat}  # as they are stored
 _CONVERTED: dict[type, Callable[[Any], ConvertedFormat]] = {
     Fp8TensorSpec: Fp8TensorFormat,
+    Fp8BlockSpec: Fp8BlockFormat,
     Fp8OnlineSpec: Fp8OnlineFormat,
 }
 _INTEGERS: dict[type, Callable[[Any], IntegersFormat]] = {  # converted if they have 4 bits, in order
@@ -40,7 +41,6 @@ _INTEGERS: dict[type, Callable[[Any], IntegersFormat]] = {  # converted if they 
     IntSpec: IntFormat,
 }
 _WIDENED: dict[type, Callable[[Any], StoredFormat]] = {
-    Fp8BlockSpec: Fp8BlockFormat,
     Mxfp4Spec: Mxfp4Format,
     Nvfp4Spec: Nvfp4Format,
 }

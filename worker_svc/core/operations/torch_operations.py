@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from worker_svc.core.formats.fp8_groups import Fp8GroupsFormat
 from worker_svc.core.formats.int4 import Int4Format
 from worker_svc.core.formats.interface import Format
 from worker_svc.core.formats.stacked.choice import FLOATS_ALONE
@@ -18,8 +19,8 @@ class TorchOperations:
     expert_forms = FLOATS_ALONE  # to read others again in every step would cost more than their memory
 
     def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:  # noqa: ARG002
-        """Implement `Operations.multiplies`: all but integers of 4 bits, for the same reason."""
-        return not isinstance(form, Int4Format)
+        """Implement `Operations.multiplies`: all but those with scales for groups, for the same reason."""
+        return not isinstance(form, Int4Format | Fp8GroupsFormat)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Implement `Operations.norm`."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.formats.fp8_channel import Fp8Channel, kernels_have_fp8
+from worker_svc.core.formats.fp8_groups import Fp8Groups, Fp8GroupsFormat
 from worker_svc.core.formats.int4 import Int4, Int4Format
 from worker_svc.core.formats.interface import Format
 from worker_svc.core.formats.stacked.choice import kernel_forms
@@ -20,8 +21,10 @@ from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
+from worker_svc.core.operations.fp8_group_kernels import Fp8GroupKernels
 from worker_svc.core.operations.fp8_multiplier import Fp8Multiplier
-from worker_svc.core.operations.int4_multiplier import Int4Multiplier
+from worker_svc.core.operations.grouped_multiplier import GroupedMultiplier
+from worker_svc.core.operations.int4_kernels import Int4Kernels
 from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier
 from worker_svc.core.operations.triton_experts import add_experts
@@ -34,14 +37,19 @@ class TritonOperations:
         self.dense = DenseMultiplier(device, lines)
         self.expert_forms = kernel_forms(device)
         self._plain = PlainMultiplier()
-        self._int4 = Int4Multiplier(self.dense, lines)
-        self._multipliers: dict[type, Multiplier] = {Dense: self.dense, Int4: self._int4}  # by type of `Packed`
+        self._grouped: dict[type, GroupedMultiplier] = {Int4: GroupedMultiplier(Int4Kernels(), self.dense, lines)}
+        self._multipliers: dict[type, Multiplier] = {Dense: self.dense}  # by type of `Packed`
         if kernels_have_fp8(device):
             self._multipliers[Fp8Channel] = Fp8Multiplier(lines)
+            self._grouped[Fp8Groups] = GroupedMultiplier(Fp8GroupKernels(), self.dense, lines)
+        self._multipliers |= self._grouped
 
     def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
         """Implement `Operations.multiplies`."""
-        return not isinstance(form, Int4Format) or self._int4.multiplies(form, outputs, inputs, dtype)
+        if not isinstance(form, Int4Format | Fp8GroupsFormat):
+            return True
+        multiplier = self._grouped.get(Int4 if isinstance(form, Int4Format) else Fp8Groups)
+        return multiplier is not None and multiplier.multiplies(form.group, outputs, inputs, dtype)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Implement `Operations.norm`."""
@@ -110,8 +118,8 @@ class TritonOperations:
     def _sum(self, x: Tensor, linear: LinearLayer) -> Tensor:
         if not linear.is_partial:
             return self.norm_linear(x, None, linear)
-        if isinstance(linear.packed, Int4):
-            return linear.total(self._int4.multiply(x, linear.packed, None))
+        if type(linear.packed) in self._grouped:
+            return linear.total(self._of(linear).multiply(x, linear.packed, None))
         return linear.multiply(x)  # torch multiplies others as they are
 
     def _of(self, linear: LinearLayer) -> Multiplier:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, LINES, TOLERANCES, assert_near, randn
+from layer_parts import norm_of
 from torch import Tensor
 
 from worker_svc.core.formats.fp8_channel import FP8, Fp8Channel, round_rows
@@ -23,9 +24,8 @@ from worker_svc.core.kernels.linear.ways import (
     Way,
 )
 from worker_svc.core.layers.linear import Linear, Projection
-from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.models.spec import NormSpec, StoredRows
+from worker_svc.core.models.spec import StoredRows
 from worker_svc.core.operations import fp8_multiplier, triton_operations
 from worker_svc.core.operations.fp8_multiplier import Fp8Multiplier
 from worker_svc.core.quantization.spec import Fp8ChannelSpec, QuantizationSpec
@@ -37,12 +37,6 @@ SIZES = [(64, 256), (192, 512), (128, 448), (320, 1200)]
 def packed(outputs: int, inputs: int, *, rounds_inputs: bool) -> Fp8Channel:
     weight, scales = round_rows(randn(outputs, inputs, seed=2, scale=inputs**-0.5, dtype=torch.float32))
     return Fp8Channel(weight, scales, rounds_inputs=rounds_inputs)
-
-
-def norm_of(size: int) -> RMSNorm:
-    norm = RMSNorm(Placement(DEVICE, DTYPE), NormSpec("norm", 1e-6), size)
-    norm.weight.copy_(1 + randn(size, seed=3, scale=0.2))
-    return norm
 
 
 def gated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:

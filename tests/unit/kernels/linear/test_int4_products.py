@@ -1,13 +1,12 @@
 """Products with integers of 4 bits against double precision and against torch, one row and several, split and not."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from hopper import compile_for_hopper
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPE, LINES, assert_near, randn
+from layer_parts import OfARank, norm_of
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -16,12 +15,9 @@ from worker_svc.core.kernels.linear.int4_rows import Int4Rows
 from worker_svc.core.kernels.linear.int4_widening import can_widen, widen
 from worker_svc.core.kernels.linear.table import Choices
 from worker_svc.core.kernels.linear.ways import CUBLAS, INT4, Cublas, Int4Tile, Kind, Product, Way
-from worker_svc.core.layers.norm import RMSNorm
-from worker_svc.core.layers.placement import Placement
-from worker_svc.core.models.spec import NormSpec
-from worker_svc.core.operations import int4_multiplier
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
-from worker_svc.core.operations.int4_multiplier import Int4Multiplier
+from worker_svc.core.operations.grouped_multiplier import GroupedMultiplier
+from worker_svc.core.operations.int4_kernels import Int4Kernels
 from worker_svc.core.operations.triton_operations import TritonOperations
 
 KERNELS = "worker_svc.core.kernels.linear"
@@ -39,14 +35,8 @@ def packed(outputs: int, inputs: int, group: int | None = 128) -> Int4:
     return pack_integers(Integers(*(each.to(DEVICE) for each in (numbers, zeros, scales))), inputs, group)
 
 
-def multiplier() -> Int4Multiplier:
-    return Int4Multiplier(DenseMultiplier(DEVICE, LINES), LINES)
-
-
-def norm_of(size: int) -> RMSNorm:
-    norm = RMSNorm(Placement(DEVICE, DTYPE), NormSpec("norm", 1e-6), size)
-    norm.weight.copy_(1 + randn(size, seed=3, scale=0.2))
-    return norm
+def multiplier() -> GroupedMultiplier:
+    return GroupedMultiplier(Int4Kernels(), DenseMultiplier(DEVICE, LINES), LINES)
 
 
 def product(x: Tensor, weight: Int4) -> Tensor:
@@ -100,28 +90,13 @@ def test_one_row_is_normed_with_its_product_if_its_dtype_has_room(monkeypatch: p
     normed = product(norm.normalize(large), weight)
     assert_near(of_gates, gated(normed), 4e-3)
     # The interpreter multiplies fp16 alone.
-    monkeypatch.setattr(int4_multiplier, "_takes_norm", lambda hidden: len(hidden) == 1)
+    monkeypatch.setattr(Int4Kernels, "takes_norm", lambda _, rows: len(rows) == 1)
     found = kernels.of_normed(large / 1000, norm, weight, bias)
     assert found is not None
     assert_near(found, normed + bias, 4e-3)
     of_gates = kernels.gated(large / 1000, norm, weight, None)
     assert of_gates is not None
     assert_near(of_gates, gated(normed), 4e-3)
-
-
-@dataclass
-class OfARank:
-    """A linear layer whose sum over ranks is known."""
-
-    packed: Int4
-    bias: Tensor | None = None
-    is_partial: bool = True
-
-    def multiply(self, x: Tensor) -> Tensor:
-        raise AssertionError("torch would widen the weight in each step")
-
-    def total(self, part: Tensor) -> Tensor:
-        return 2 * part + 1
 
 
 @pytest.mark.parametrize("rows", [1, 260])
@@ -246,12 +221,14 @@ def test_no_more_of_a_weight_is_asked_for_than_a_split_has() -> None:
 
 def test_only_what_kernels_multiply_is_kept() -> None:
     kernels = multiplier()
-    form = Int4Format(128)
-    assert kernels.multiplies(form, 6144, 4096, torch.bfloat16)
-    assert not kernels.multiplies(form, 6144, 4096, torch.float32)
-    assert not kernels.multiplies(form, 6144, 4000, torch.bfloat16)
-    assert not kernels.multiplies(form, 6100, 4096, torch.bfloat16)
-    assert not Int4Multiplier(DenseMultiplier(DEVICE, ()), ()).multiplies(form, 6144, 4096, torch.bfloat16)
+    assert kernels.multiplies(128, 6144, 4096, torch.bfloat16)
+    assert not kernels.multiplies(128, 6144, 4096, torch.float32)
+    assert not kernels.multiplies(128, 6144, 4000, torch.bfloat16)
+    assert not kernels.multiplies(128, 6100, 4096, torch.bfloat16)
+    untuned = GroupedMultiplier(Int4Kernels(), DenseMultiplier(DEVICE, ()), ())
+    assert not untuned.multiplies(128, 6144, 4096, torch.bfloat16)
+    assert TritonOperations(DEVICE, LINES).multiplies(Int4Format(128), 6144, 4096, torch.bfloat16)
+    assert not TritonOperations(DEVICE, ()).multiplies(Int4Format(128), 6144, 4096, torch.bfloat16)
 
 
 def launch_rows(tile: Int4Tile, kind: str) -> None:

@@ -24,6 +24,22 @@ def _multiplied(w, x, acc, INPUTS: tl.constexpr):
 
 
 @triton.jit
+def _added(acc, w, x, scales, INPUTS: tl.constexpr, GROUP: tl.constexpr):
+    """acc + (w @ x) * scales: those of the inputs' group; without groups scales are multiplied last."""
+    if GROUP == 0:
+        return _multiplied(w, x, acc, INPUTS)
+    return acc + tl.dot(w.to(x.dtype), x) * scales[:, None]
+
+
+@triton.jit
+def _group_scales(scales_ptr, k, outputs, stride, GROUP: tl.constexpr):
+    """Those of input k's group; without groups ones, which nobody reads."""
+    if GROUP == 0:
+        return tl.full(outputs.shape, 1.0, tl.float32)
+    return tl.load(scales_ptr + k // GROUP * stride + outputs)
+
+
+@triton.jit
 def _total(parts_ptr, offsets, is_row, PART, SPLITS: tl.constexpr):
     """The sum of all splits' parts, always in the same order."""
     total = tl.load(parts_ptr + offsets, mask=is_row, other=0.0, cache_modifier=".cg")
@@ -33,10 +49,23 @@ def _total(parts_ptr, offsets, is_row, PART, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _scaled(acc, row_scales_ptr, scales_ptr, bias_ptr, rows, outputs, is_row, ROUNDS: tl.constexpr, BIAS: tl.constexpr):
+def _ended(
+    acc,
+    row_scales_ptr,
+    scales_ptr,
+    bias_ptr,
+    rows,
+    outputs,
+    is_row,
+    GROUP: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """The sum with its scales, where they were not multiplied before, and its bias."""
     if ROUNDS:
         acc *= tl.load(row_scales_ptr + rows[None, :], mask=is_row, other=0.0)
-    acc *= tl.load(scales_ptr + outputs)[:, None]
+    if GROUP == 0:
+        acc *= tl.load(scales_ptr + outputs)[:, None]
     if BIAS:
         acc += tl.load(bias_ptr + outputs)[:, None].to(tl.float32)
     return acc
@@ -48,7 +77,7 @@ def _fp8_few_rows(
     x_ptr,  # [M, K], f8 where rows are rounded
     row_scales_ptr,  # f32[M], of these
     weight_ptr,  # f8[N, K]; GATED: [2 N, K], gates then ups
-    scales_ptr,  # f32[N]; GATED: [2 N], as biases
+    scales_ptr,  # f32[N], with GROUP [groups, N]; GATED: 2 N, as biases
     bias_ptr,  # [N]
     residual_ptr,  # [M, N]
     out_ptr,  # [M, N]
@@ -62,6 +91,7 @@ def _fp8_few_rows(
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,  # inputs that share a scale; 0: all
     ROUNDS: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -80,15 +110,25 @@ def _fp8_few_rows(
     weights = weight_ptr + outputs[:, None].to(tl.int64) * K + inputs[None, :]
     ups = weights + N.to(tl.int64) * K
     xs = x_ptr + rows[None, :] * K + inputs[:, None]
+    stride = 2 * N if GATED else N
+    first = split * LENGTH
+    UP_GROUP: tl.constexpr = GROUP if GATED else 0
+    scales = _group_scales(scales_ptr, first, outputs, stride, GROUP)
+    up_scales = _group_scales(scales_ptr + N, first, outputs, stride, UP_GROUP)
     wait(DEPENDENT)
     release(DEPENDENT)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in tl.range(0, LENGTH, BLOCK_K, num_stages=STAGES):
         x = tl.load(xs + k, mask=is_row, other=0.0)
-        acc = _multiplied(tl.load(weights + k), x, acc, BLOCK_K)
+        # Scales of the next step are on their way during this one's product.
+        next_k = tl.minimum(first + k + BLOCK_K, K - 1)
+        next_scales = _group_scales(scales_ptr, next_k, outputs, stride, GROUP)
+        next_up_scales = _group_scales(scales_ptr + N, next_k, outputs, stride, UP_GROUP)
+        acc = _added(acc, tl.load(weights + k), x, scales, BLOCK_K, GROUP)
         if GATED:
-            up = _multiplied(tl.load(ups + k), x, up, BLOCK_K)
+            up = _added(up, tl.load(ups + k), x, up_scales, BLOCK_K, GROUP)
+        scales, up_scales = next_scales, next_up_scales
     offsets = rows[None, :] * N + outputs[:, None]
     is_last = True
     if SPLITS > 1:
@@ -106,9 +146,9 @@ def _fp8_few_rows(
                 up = _total(partial_ptr + SPLITS * part, offsets, is_row, part, SPLITS)
             tl.store(counter, 0)
     if is_last:
-        acc = _scaled(acc, row_scales_ptr, scales_ptr, bias_ptr, rows, outputs, is_row, ROUNDS, BIAS)
+        acc = _ended(acc, row_scales_ptr, scales_ptr, bias_ptr, rows, outputs, is_row, GROUP, ROUNDS, BIAS)
         if GATED:
-            up = _scaled(up, row_scales_ptr, scales_ptr + N, bias_ptr + N, rows, outputs, is_row, ROUNDS, BIAS)
+            up = _ended(up, row_scales_ptr, scales_ptr + N, bias_ptr + N, rows, outputs, is_row, GROUP, ROUNDS, BIAS)
             acc = gated(acc, up, GELU)
         if RESIDUAL:
             acc += tl.load(residual_ptr + offsets, mask=is_row, other=0.0).to(tl.float32)
@@ -130,6 +170,7 @@ class Fp8FewRows:
         tile: Fp8FewRowsTile,
         dtype: torch.dtype,
         *,
+        group: int | None = None,
         bias: Tensor | None = None,
         residual: Tensor | None = None,
         is_gated: bool = False,
@@ -137,8 +178,9 @@ class Fp8FewRows:
     ) -> Tensor:
         """residual + f((x * row_scales) @ (weight * scales).T + bias), in `dtype`.
 
-        x [rows, inputs], f8 if it has row_scales f32[rows, 1]; weight f8[outputs, inputs], scales f32[outputs, 1], bias
-        [outputs], residual [rows, outputs] -> [rows, outputs]. Gated: see `fp8_row_linear`.
+        x [rows, inputs], f8 if it has row_scales f32[rows, 1]; weight f8[outputs, inputs], scales f32[outputs, 1], or
+        f32[groups, outputs] of `group` inputs each; bias [outputs], residual [rows, outputs] -> [rows, outputs].
+        Gated: see `fp8_row_linear`.
         """
         rows, inputs = x.shape
         outputs = len(weight) // 2 if is_gated else len(weight)
@@ -168,6 +210,7 @@ class Fp8FewRows:
             BLOCK_K=tile.inputs,
             SPLITS=tile.splits,
             STAGES=tile.stages,
+            GROUP=group or 0,
             ROUNDS=row_scales is not None,
             BIAS=bias is not None,
             RESIDUAL=residual is not None,

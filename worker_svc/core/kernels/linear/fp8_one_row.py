@@ -37,6 +37,27 @@ def _weights(weight_ptr, tile, k, N, K: tl.constexpr, BLOCK_N: tl.constexpr, BLO
 
 
 @triton.jit
+def _group_scales(
+    scales_ptr, tile, k, N, stride, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """Of each output and what a thread loads at once, [BLOCK_N, BLOCK_K / 16], from input k on; without groups ones."""
+    if GROUP == 0:
+        return tl.full((BLOCK_N, BLOCK_K // _VECTOR), 1.0, tl.float32)
+    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = k + tl.arange(0, BLOCK_K // _VECTOR) * _VECTOR
+    pointers = scales_ptr + (columns // GROUP)[None, :] * stride + rows[:, None]
+    return tl.load(pointers, mask=(rows < N)[:, None] & (columns < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _output_scales(scales_ptr, rows, N, GROUP: tl.constexpr):
+    """Of each output; ones where groups have them."""
+    if GROUP > 0:
+        return tl.full(rows.shape, 1.0, tl.float32)
+    return tl.load(scales_ptr + rows, mask=rows < N, other=0.0)
+
+
+@triton.jit
 def _of_row(pointer, columns, K: tl.constexpr):
     return tl.load(pointer + columns, mask=columns < K, other=0.0).to(tl.float32)
 
@@ -88,7 +109,7 @@ def _write(
 def _fp8_row(
     x_ptr,  # [K]
     weight_ptr,  # f8[N, K]; GATED: [2 N, K], gates then ups
-    scales_ptr,  # f32[N]; GATED: [2 N], as biases
+    scales_ptr,  # f32[N], with GROUP [groups, N]; GATED: 2 N, as biases
     norm_ptr,  # [K]
     bias_ptr,  # [N]
     residual_ptr,  # [N]
@@ -98,6 +119,7 @@ def _fp8_row(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,  # inputs that share a scale; 0: all
     NORM: tl.constexpr,
     ROUNDS: tl.constexpr,  # the row to 8 bits
     BIAS: tl.constexpr,
@@ -113,11 +135,15 @@ def _fp8_row(
     # What no kernel before writes is asked for before they have ended.
     w = _weights(weight_ptr, tile, 0, N, K, BLOCK_N, BLOCK_K)
     u = w
-    scales = tl.load(scales_ptr + rows, mask=rows < N, other=0.0)
+    scales = _output_scales(scales_ptr, rows, N, GROUP)
     up_scales = scales
     if GATED:
         u = _weights(ups_ptr, tile, 0, N, K, BLOCK_N, BLOCK_K)
-        up_scales = tl.load(scales_ptr + N + rows, mask=rows < N, other=0.0)
+        up_scales = _output_scales(scales_ptr + N, rows, N, GROUP)
+    stride = 2 * N if GATED else N
+    UP_GROUP: tl.constexpr = GROUP if GATED else 0
+    w_scales = _group_scales(scales_ptr, tile, 0, N, stride, K, GROUP, BLOCK_N, BLOCK_K)
+    u_scales = _group_scales(scales_ptr + N, tile, 0, N, stride, K, UP_GROUP, BLOCK_N, BLOCK_K)
     norm = 1.0
     if NORM:
         norm = _of_row(norm_ptr, columns, K)
@@ -144,19 +170,23 @@ def _fp8_row(
     up_acc = acc
     for k in tl.static_range(0, K, BLOCK_K):
         next_w, next_u = w, u
+        next_w_scales, next_u_scales = w_scales, u_scales
         if k + BLOCK_K < K:
             next_w = _weights(weight_ptr, tile, k + BLOCK_K, N, K, BLOCK_N, BLOCK_K)
             if GATED:
                 next_u = _weights(ups_ptr, tile, k + BLOCK_K, N, K, BLOCK_N, BLOCK_K)
+            next_w_scales = _group_scales(scales_ptr, tile, k + BLOCK_K, N, stride, K, GROUP, BLOCK_N, BLOCK_K)
+            next_u_scales = _group_scales(scales_ptr + N, tile, k + BLOCK_K, N, stride, K, UP_GROUP, BLOCK_N, BLOCK_K)
         if k > 0:
             x = _of_row(x_ptr, k + columns, K)
             if NORM:
                 x *= _of_row(norm_ptr, k + columns, K)
             x = _as_multiplied(x, rms_inverse, inverse, x_ptr, NORM, ROUNDS)
-        acc += _products(w, x, BLOCK_N, BLOCK_K)
+        acc += _products(w, x, BLOCK_N, BLOCK_K) * w_scales
         if GATED:
-            up_acc += _products(u, x, BLOCK_N, BLOCK_K)
+            up_acc += _products(u, x, BLOCK_N, BLOCK_K) * u_scales
         w, u = next_w, next_u
+        w_scales, u_scales = next_w_scales, next_u_scales
     y = tl.sum(acc, 1)
     up = tl.sum(up_acc, 1) if GATED else y
     _write(
@@ -172,6 +202,7 @@ def fp8_row_linear(
     tile: Fp8OneRowTile,
     *,
     rounds_inputs: bool,
+    group: int | None = None,
     norm: tuple[Tensor, float] | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
@@ -181,9 +212,9 @@ def fp8_row_linear(
     """residual + f(norm(x) @ (weight * scales).T + bias) for one row.
 
     x [1, inputs], rounded to 8 bits after the norm if `rounds_inputs`; weight f8[outputs, inputs], scales
-    f32[outputs, 1], norm: weight [inputs] and eps of an RMS norm, bias [outputs], residual [1, outputs] ->
-    [1, outputs]. Gated: of the weight's rows the first half are gates, the second ups; f is silu(gate) * up, or with
-    GELU by tanh, and the result has half as many columns.
+    f32[outputs, 1], or f32[groups, outputs] of `group` inputs each; norm: weight [inputs] and eps of an RMS norm, bias
+    [outputs], residual [1, outputs] -> [1, outputs]. Gated: of the weight's rows the first half are gates, the second
+    ups; f is silu(gate) * up, or with GELU by tanh, and the result has half as many columns.
     """
     inputs = x.shape[1]
     outputs = len(weight) // 2 if is_gated else len(weight)
@@ -203,6 +234,7 @@ def fp8_row_linear(
         K=inputs,
         BLOCK_N=tile.outputs,
         BLOCK_K=tile.inputs,
+        GROUP=group or 0,
         NORM=norm is not None,
         ROUNDS=rounds_inputs,
         BIAS=bias is not None,

@@ -11,8 +11,9 @@ Kind: TypeAlias = Literal["normed", "plain", "biased", "added", "gated"]
 
 BFLOAT16 = "bfloat16"
 FP8_W8A8, FP8_W8A16 = "fp8_w8a8", "fp8_w8a16"  # weights of 8-bit floats; rows are rounded to these, or are not
+FP8_GROUPS = "fp8_groups"  # weights of 8-bit floats with a scale for each group of inputs; rows are not rounded
 INT4 = "int4"  # weights of integers of 4 bits
-FP8_FORMS = (FP8_W8A8, FP8_W8A16)
+FP8_FORMS = (FP8_W8A8, FP8_W8A16, FP8_GROUPS)
 NARROW = (*FP8_FORMS, INT4)
 MULTIPROCESSORS = 132  # of an H200: programs of `BatchTile` that wait for each other must all run at once
 MOST_FEW_ROWS = 64
@@ -37,8 +38,8 @@ class Product:
     kind: Kind
     outputs: int
     inputs: int
-    dtype: str = BFLOAT16  # torch's name of the weights', or one of `FP8_W8A8`, `FP8_W8A16` and `INT4`
-    group: int | None = None  # inputs of a group of integers of 4 bits; None: all
+    dtype: str = BFLOAT16  # torch's name of the weights', or one of `NARROW`
+    group: int | None = None  # inputs that share a scale, in `FP8_GROUPS` and `INT4`; None: all
 
 
 class _Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kernel"):
@@ -135,7 +136,8 @@ class Fp8OneRowTile(_Way, frozen=True, tag="fp8_one_row"):
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
         is_there = product.dtype in FP8_FORMS and product.inputs % _FP8_VECTOR == 0
-        return rows == 1 and is_there and product.inputs >= self.inputs
+        has_groups = product.dtype != FP8_GROUPS or (product.group or 0) % _FP8_VECTOR == 0
+        return rows == 1 and is_there and has_groups and product.inputs >= self.inputs
 
 
 class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
@@ -160,7 +162,8 @@ class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
             return False
         outputs = _once(product)
         divides = outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
-        return divides and (self.splits == 1 or outputs // self.outputs <= MOST_FEW_TILES)
+        has_groups = product.dtype != FP8_GROUPS or (product.group or 0) % self.inputs == 0
+        return divides and has_groups and (self.splits == 1 or outputs // self.outputs <= MOST_FEW_TILES)
 
 
 class ManyRowsTile(_Way, frozen=True, tag="many_rows"):
@@ -232,8 +235,8 @@ class Int4Tile(_Way, frozen=True, tag="int4_rows"):
 
 
 class Cublas(_Way, frozen=True, tag="cublas"):
-    """By a library of torch's: of 8-bit floats torch's own product, of integers of 4 bits that of floats which they are
-    widened to. Of normed and gated products the rest is done by kernels of its own.
+    """By a library of torch's: of 8-bit floats torch's own product, of weights with scales for groups that of floats
+    which they are widened to. Of normed and gated products the rest is done by kernels of its own.
     """
 
     lt: bool = False  # by cuBLASLt, else by the library that torch prefers

@@ -1,4 +1,4 @@
-"""A whole model with weights of 4-bit integers, by kernels and by torch."""
+"""A whole model with weights that kernels multiply as they are stored and torch widens, by both."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,22 @@ VARIANT = next(each for each in VARIANTS if each.name == "qwen3_biases")
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on the CPU, where Triton interprets")
 
 
-@pytest.mark.parametrize("format_", ["awq", "gptq_4_bits_one_group", "packed_4_bits_zeros", "packed_4_bits_groups"])
-def test_integers_of_4_bits_as_they_are_stored_give_what_widened_ones_give(
-    tmp_path: Path, format_: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("format_", "hidden_size", "kept"),
+    [
+        ("awq", 128, "int4"),
+        ("gptq_4_bits_one_group", 128, "int4"),
+        ("packed_4_bits_zeros", 128, "int4"),
+        ("packed_4_bits_groups", 128, "int4"),
+        ("fp8_block_published", 256, "float8_e4m3fn"),
+    ],
+)
+def test_weights_as_they_are_stored_give_what_widened_ones_give(
+    tmp_path: Path, format_: str, hidden_size: int, kept: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By kernels and by torch, in fp16, which the interpreter rounds as devices do."""
     caplog.set_level("INFO")
-    sizes = {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256}
+    sizes = {"head_dim": 64, "hidden_size": hidden_size, "intermediate_size": 256}
     save_checkpoint(tmp_path / "whole", replace(VARIANT, options={**VARIANT.options, **sizes}))
     save_quantized(tmp_path / "whole", tmp_path / "stored", BY_NAME[format_])
     found, sizes_of_weights = [], []
@@ -35,9 +44,10 @@ def test_integers_of_4_bits_as_they_are_stored_give_what_widened_ones_give(
         sizes_of_weights.append(loaded.profile.weights_bytes)
         loaded.close()
         found.append(sequences)
-    for widened, kept in zip(*found, strict=True):
-        assert kept.output == widened.output
-        assert max(abs(one - other) for one, other in zip(kept.logprobs, widened.logprobs, strict=True)) < 2e-2
+    for by_torch, by_kernels in zip(*found, strict=True):
+        assert by_kernels.output == by_torch.output
+        pairs = zip(by_kernels.logprobs, by_torch.logprobs, strict=True)
+        assert max(abs(one - other) for one, other in pairs) < 2e-2
     assert sizes_of_weights[1] < sizes_of_weights[0]
     events = [(each.message, each.__dict__["to"]) for each in caplog.records if hasattr(each, "to")]
-    assert events == [("weights widened", "float16"), ("weights converted", "int4")]
+    assert events == [("weights widened", "float16"), ("weights converted", kept)]
