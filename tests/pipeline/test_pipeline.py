@@ -27,6 +27,14 @@ def pipeline(checkpoint: Path) -> Iterator[Pipeline]:
         yield pipeline
 
 
+@pytest.fixture(scope="module")
+def slow_pipeline(checkpoint: Path) -> Iterator[Pipeline]:
+    """Its answers do not end while a test does something, however slow the machine is."""
+    worker = {"runner": "simulated", "step_ms": 50.0, "block_size": 4, "num_blocks": 400, "max_num_seqs": 32}
+    with Pipeline(checkpoint, worker=worker) as pipeline:
+        yield pipeline
+
+
 def expected(prompt: list[int], count: int, params: SamplingParams = GREEDY, seed: int = 0) -> list[int]:
     limits = Limits(0, 0, 0, 0, 0, vocab_size=257, eos_token_ids=(256,))
     return list(islice(expected_tokens(prompt, params.sampling, seed, limits), count))
@@ -92,19 +100,19 @@ def test_deltas_extend_each_other_and_the_last_one_tells_the_usage(pipeline: Pip
     assert [delta.usage is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
 
 
-def test_a_client_that_leaves_frees_its_blocks(pipeline: Pipeline) -> None:
-    events = pipeline.client.generate([3, 1, 4], SamplingParams(temperature=0, max_tokens=500))
+def test_a_client_that_leaves_frees_its_blocks(slow_pipeline: Pipeline) -> None:
+    events = slow_pipeline.client.generate([3, 1, 4], SamplingParams(temperature=0, max_tokens=500))
     assert [type(next(events)) for _ in range(5)] == [Accepted, Delta, Delta, Delta, Delta]
-    assert used_blocks(pipeline) > 0
+    assert used_blocks(slow_pipeline) > 0
     events.close()
-    wait_until(lambda: used_blocks(pipeline) == 0 and not pipeline.scheduler.stats().num_requests)
+    wait_until(lambda: used_blocks(slow_pipeline) == 0 and not slow_pipeline.scheduler.stats().num_requests)
 
 
-def test_a_deadline_ends_a_request_with_its_error(pipeline: Pipeline) -> None:
+def test_a_deadline_ends_a_request_with_its_error(slow_pipeline: Pipeline) -> None:
     with pytest.raises(PenstockError) as raised:
-        pipeline.client.complete([3, 1, 4], SamplingParams(temperature=0, max_tokens=500), timeout_s=0.1)
+        slow_pipeline.client.complete([3, 1, 4], SamplingParams(temperature=0, max_tokens=500), timeout_s=0.1)
     assert raised.value.code is ErrorCode.DEADLINE_EXCEEDED
-    wait_until(lambda: used_blocks(pipeline) == 0)
+    wait_until(lambda: used_blocks(slow_pipeline) == 0)
 
 
 @pytest.mark.parametrize(
