@@ -1,8 +1,12 @@
 """Before anything imports Triton, NumPy or torch: what they read from the environment. And what is told at the end."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+from late_waits import delay_waits
 
 # Without a GPU, Triton's kernels run in its interpreter.
 if not Path("/dev/nvidiactl").exists():
@@ -21,6 +25,22 @@ _ON = {
     "tests/deploy/test_prometheus_rules.py": "of rules by promtool",
     "tests/e2e/test_prometheus.py": "with a real Prometheus",
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--late", type=float, metavar="SECONDS", help="let each wait for an event end so much later")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Makes waits late, if that is asked for: every module of tests and their helpers is there now."""
+    seconds = session.config.getoption("--late")
+    if seconds is not None:
+        folder = str(Path(__file__).parent)
+        delay_waits([each for each in sys.modules.values() if (_file(each) or "").startswith(folder)], seconds)
+
+
+def _file(module: object) -> str | None:
+    return getattr(module, "__file__", None)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
