@@ -243,7 +243,7 @@ def test_one_row_converts_by_a_hopper_s_own_instruction(monkeypatch: pytest.Monk
     compile_for_hopper(monkeypatch, f"{KERNELS}.fp8_one_row._fp8_row", "cvt.rn.f16x2.e4m3x2", launch_one)
 
 
-@pytest.mark.parametrize(("rows", "kind"), [(16, "plain"), (64, "gated"), (256, "added")])
+@pytest.mark.parametrize(("rows", "kind"), [(16, "plain"), (64, "gated"), (128, "plain"), (256, "added")])
 def test_several_rows_are_multiplied_by_a_hopper_s_matrix_units(
     monkeypatch: pytest.MonkeyPatch, rows: int, kind: str
 ) -> None:

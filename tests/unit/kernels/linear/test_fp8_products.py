@@ -151,6 +151,23 @@ def test_every_product_of_few_rows_has_a_kernel_and_large_ones_are_cut_into_enou
     assert isinstance(find("plain", 6144, 4096, 8, "bfloat16"), Cublas)
 
 
+def test_tiles_have_room_for_rows_of_16_bits() -> None:
+    """Which take twice the memory of rounded ones."""
+    of_rounded, of_others = (Product("plain", 6144, 4096, form) for form in (FP8_W8A8, FP8_W8A16))
+    assert Fp8FewRowsTile(64, 128, 2, 6).fits(of_rounded, 128)
+    assert not Fp8FewRowsTile(64, 128, 2, 6).fits(of_others, 128)
+    assert Fp8FewRowsTile(64, 128, 2, 6).fits(of_others, 64)
+    assert not Fp8FewRowsTile(64, 256, 1, 4).fits(of_others, 65)
+
+
+def launch_others() -> None:
+    weight, scales = torch.zeros(6144, 4096).to(FP8), torch.zeros(6144, 1)
+    for rows in (64, 128):
+        way = find("plain", 6144, 4096, rows, FP8_W8A16)
+        assert isinstance(way, Fp8FewRowsTile)
+        Fp8FewRows().multiply(torch.zeros(rows, 4096, dtype=torch.bfloat16), None, weight, scales, way, torch.bfloat16)
+
+
 def launch_one() -> None:
     weight, scales = torch.zeros(6144, 4096).to(FP8), torch.zeros(6144, 1)
     x, norm = torch.zeros(1, 4096, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)
@@ -169,3 +186,7 @@ def test_one_row_converts_by_a_hopper_s_own_instruction(monkeypatch: pytest.Monk
 
 def test_several_rows_are_multiplied_in_eight_bits_by_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_for_hopper(monkeypatch, f"{KERNELS}.fp8_few_rows._fp8_few_rows", ".e4m3.e4m3", launch_few)
+
+
+def test_rows_that_are_not_rounded_have_room_on_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_for_hopper(monkeypatch, f"{KERNELS}.fp8_few_rows._fp8_few_rows", ".f32.bf16.bf16", launch_others)

@@ -9,10 +9,15 @@ from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.linear.activation import gated
-from worker_svc.core.kernels.linear.ways import MOST_FEW_TILES, MOST_FP8_FEW_ROWS, Fp8FewRowsTile
+from worker_svc.core.kernels.linear.ways import (
+    MOST_FEW_TILES,
+    MOST_FP8_FEW_ROWS,
+    MOST_FP8_TILE_ROWS,
+    Fp8FewRowsTile,
+    fp8_tile_rows,
+)
 
-_LEAST_TILE_ROWS, _MOST_TILE_ROWS = 16, 128
-_MOST_ROW_TILES = triton.cdiv(MOST_FP8_FEW_ROWS, _MOST_TILE_ROWS)
+_MOST_ROW_TILES = triton.cdiv(MOST_FP8_FEW_ROWS, MOST_FP8_TILE_ROWS)
 
 
 @triton.jit
@@ -184,7 +189,7 @@ class Fp8FewRows:
         """
         rows, inputs = x.shape
         outputs = len(weight) // 2 if is_gated else len(weight)
-        block = min(_MOST_TILE_ROWS, max(_LEAST_TILE_ROWS, triton.next_power_of_2(rows)))
+        block = fp8_tile_rows(rows)
         tiles = outputs // tile.outputs, tile.splits, triton.cdiv(rows, block)
         if self._done is None:
             self._done = torch.zeros(MOST_FEW_TILES * _MOST_ROW_TILES, dtype=torch.int32, device=x.device)

@@ -20,6 +20,7 @@ MOST_FEW_ROWS = 64
 MOST_FEW_TILES = 132  # of split products: each has a counter
 _MIN_COLUMNS = 64
 MOST_FP8_FEW_ROWS = 256
+MOST_FP8_TILE_ROWS, _LEAST_FP8_TILE_ROWS = 128, 16
 _FP8_VECTOR = 16  # inputs that are read at once
 MOST_BATCH_SPLITS = 8
 _SHARED_BYTES = 227 * 1024  # that a program can have on a Hopper, less what barriers take
@@ -163,7 +164,17 @@ class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
         outputs = _once(product)
         divides = outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         has_groups = product.dtype != FP8_GROUPS or (product.group or 0) % self.inputs == 0
-        return divides and has_groups and (self.splits == 1 or outputs // self.outputs <= MOST_FEW_TILES)
+        has_counters = self.splits == 1 or outputs // self.outputs <= MOST_FEW_TILES
+        return divides and has_groups and has_counters and self._shared_bytes(product, rows) <= _SHARED_BYTES
+
+    def _shared_bytes(self, product: Product, rows: int) -> int:
+        """The shared memory of a program, as Triton has it: weights that meet rows of 16 bits go on to registers, and
+        are a step less ahead.
+        """
+        weights = self.outputs * self.inputs * (2 if product.kind == "gated" else 1)
+        rounds = product.dtype == FP8_W8A8
+        of_rows = fp8_tile_rows(rows) * self.inputs * (1 if rounds else 2)
+        return (self.stages if rounds else self.stages - 1) * weights + self.stages * of_rows
 
 
 class ManyRowsTile(_Way, frozen=True, tag="many_rows"):
@@ -254,6 +265,11 @@ Way: TypeAlias = (
 )
 
 CUBLAS = Cublas()  # its own choice
+
+
+def fp8_tile_rows(rows: int) -> int:
+    """The rows of a tile of so many by `Fp8FewRows`: a power of two."""
+    return min(MOST_FP8_TILE_ROWS, max(_LEAST_FP8_TILE_ROWS, 1 << (rows - 1).bit_length()))
 
 
 def _once(product: Product) -> int:
