@@ -25,9 +25,8 @@ class Case:
     config: dict[str, Any]
     quantize: Callable[[Tensor], Stored]
     stands_for: Callable[[Mapping[str, Tensor]], Tensor]
-    logits_differ: float = (
-        1e-4  # by which logits may differ from those of the dense model: more where inputs are rounded
-    )
+    # By which logits may differ from those of the dense model: more where inputs are rounded.
+    logits_differ: float = 1e-4
     extra: Stored = field(default_factory=dict)  # tensors of a layer that nothing needs
 
 
@@ -338,7 +337,7 @@ CASES += [
         scaled,
     ),
 ]
-# As published ones have it, for layers of more inputs than most tests have.
+# Of more inputs than layers of most tests have.
 PUBLISHED = _blocks("fp8_block_published", {"quant_method": "fp8", "weight_block_size": [128, 128]}, 128, 128)
 BY_NAME = {case.name: case for case in (*CASES, PUBLISHED)}
 

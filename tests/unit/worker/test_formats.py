@@ -19,19 +19,19 @@ from contract.domain.params import Sampling
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.choice import find_reading
 from worker_svc.core.formats.dense import DenseFormat
-from worker_svc.core.formats.fp8_channel import FP8, Fp8Channel, Fp8ChannelFormat
-from worker_svc.core.formats.fp8_groups import Fp8Groups, Fp8GroupsFormat
-from worker_svc.core.formats.int4 import Int4, Int4Format, Integers, pack_integers, widen_integers
+from worker_svc.core.formats.fp8_channel import Fp8Channel, Fp8ChannelFormat
+from worker_svc.core.formats.fp8_groups import Fp8Groups
+from worker_svc.core.formats.int4 import Int4
 from worker_svc.core.formats.interface import IN, Dim, Format, Piece, Reading
 from worker_svc.core.layers.linear import Linear, Projection
-from worker_svc.core.layers.placement import Placement, WantedTensor
+from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import StoredRows
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.quantization.choice import choose_quantization, parse_quantization
 from worker_svc.core.quantization.spec import Fp8OnlineSpec, QuantizationSpec
 from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
-from worker_svc.weights import fill_randomly, load_weights
+from worker_svc.weights import load_weights
 
 
 def test_a_dimension_says_where_what_it_counts_is_stored() -> None:
@@ -142,51 +142,6 @@ def test_groups_that_ranks_share_are_widened() -> None:
         placement = Placement(torch.device("meta"), torch.float32, Group(0, 2), AllForms(), quantization)
         down = Linear(placement, [Projection(StoredRows("down"), 16, slice(0, 16))], 384, columns)
         assert isinstance(down.packed, Int4) == is_kept
-
-
-@pytest.mark.parametrize("group", [16, 48, 128, None])
-def test_integers_of_4_bits_are_what_they_stand_for_scaled_and_in_another_order(group: int | None) -> None:
-    draw = torch.Generator().manual_seed(1)
-    groups = 1 if group is None else -(-200 // group)
-    numbers = torch.randint(0, 16, (24, 200), generator=draw, dtype=torch.int32)
-    zeros = torch.randint(0, 16, (24, groups), generator=draw, dtype=torch.int32)
-    scales = torch.randn(24, groups, generator=draw).half().float()
-    integers = Integers(numbers, zeros, scales)
-    packed, expected = pack_integers(integers, 200, group), widen_integers(integers, group)
-    assert packed.widen(torch.float32).equal(expected)
-    assert packed.numbers.nbytes == 24 * 2 * 64
-    packed.scale_outputs(3.0)
-    torch.testing.assert_close(packed.widen(torch.float32), 3 * expected, rtol=1e-5, atol=0)
-    order = torch.randperm(24, generator=draw)
-    packed.reorder_outputs(order)
-    torch.testing.assert_close(packed.widen(torch.float32), 3 * expected[order], rtol=1e-5, atol=0)
-    x, bias = torch.randn(3, 200, generator=draw), torch.randn(24, generator=draw)
-    torch.testing.assert_close(packed.multiply(x, bias), x @ packed.widen(torch.float32).t() + bias)
-
-
-def test_floats_in_groups_are_what_they_stand_for_scaled_and_in_another_order() -> None:
-    draw = torch.Generator().manual_seed(1)
-    weight, scales = torch.randn(24, 200, generator=draw).to(FP8), torch.rand(5, 24, generator=draw)
-    packed = Fp8GroupsFormat(48).pack({"weight": weight.clone(), "weight_scale": scales.clone()}, 200)
-    expected = torch.stack([weight[:, place].float() * scales[place // 48] for place in range(200)], 1)
-    assert packed.widen(torch.float32).equal(expected)
-    assert (packed.outputs, packed.inputs) == (24, 200)
-    packed.scale_outputs(3.0)
-    torch.testing.assert_close(packed.widen(torch.float32), 3 * expected)
-    order = torch.randperm(24, generator=draw)
-    packed.reorder_outputs(order)
-    torch.testing.assert_close(packed.widen(torch.float32), 3 * expected[order])
-    x, bias = torch.randn(3, 200, generator=draw), torch.randn(24, generator=draw)
-    torch.testing.assert_close(packed.multiply(x, bias), x @ packed.widen(torch.float32).t() + bias)
-
-
-def test_random_integers_of_4_bits_are_weights_of_the_deviation_that_others_have() -> None:
-    tensors = {each.suffix: torch.empty(each.shape(64, 1024), dtype=each.dtype) for each in Int4Format(128).pieces}
-    torch.manual_seed(2)
-    fill_randomly(WantedTensor(f"a.{name}", each, tuple(each.shape), ()) for name, each in tensors.items())
-    weight = Int4Format(128).pack(tensors, 1024).widen(torch.float32)
-    assert abs(float(weight.square().mean().sqrt()) - 0.02) < 1e-3
-    assert len(weight.unique()) == 16
 
 
 def test_each_token_is_rounded_by_itself() -> None:
