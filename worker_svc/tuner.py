@@ -43,6 +43,7 @@ from worker_svc.core.kernels.linear.ways import (
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.operations.triton_operations import TritonOperations
 from worker_svc.core.quantization.choice import choose_quantization
+from worker_svc.core.quantization.spec import QuantizationSpec
 from worker_svc.measure import Measure, Measured
 from worker_svc.model_config import read_model_config
 from worker_svc.product_weights import Drawing, Weight, right_product, weight_bytes
@@ -57,6 +58,7 @@ _EPS = 1e-6
 _HALF = (BFLOAT16, "float16")
 _HOPPER = (9, 0)
 _MOST_COMPILING = 16  # kernels at a time
+_FEW_ROWS = 2
 _OF_NARROW = (Fp8OneRowTile, Fp8FewRowsTile, Int4Tile)
 _Call = Callable[[int], Tensor]
 
@@ -287,18 +289,13 @@ def tune_model(
     checkpoint = read_checkpoint(find_checkpoint(options.model, options.revision))
     config = read_model_config(checkpoint)
     quantization = choose_quantization(config.quantization, options.quantization)
-    form = find_multiplied(quantization) if quantization is not None else None
-    if quantization is not None and form is None:
-        raise unimplemented(
-            f"tuning products with weights of {quantization.method} that are widened when they are read"
-        )
     name = (config.dtype or "float32") if options.dtype == "auto" else options.dtype
     if name not in _HALF:
         raise invalid(f"weights are {name}, and tables are of {' and '.join(_HALF)}: give --dtype", "dtype")
     placement = Placement(torch.device("meta"), getattr(torch, name), Group(0, options.tensor_parallel_size))
     products = model_products(config, placement)
-    if form is not None:
-        products = _in_form(products, form)
+    if quantization is not None:
+        products = _as_multiplied(products, quantization)
     card = card_of(device)
     path = options.out or default_file(card)
     kept = _lines_of_others(path, card, products)
@@ -313,8 +310,25 @@ def tune_model(
     return path
 
 
+def _as_multiplied(products: Sequence[Product], quantization: QuantizationSpec) -> tuple[Product, ...]:
+    """These with weights as they are multiplied.
+
+    Raises:
+        PenstockError: UNIMPLEMENTED, all are widened.
+    """
+    form = find_multiplied(quantization)
+    found = () if form is None else _in_form(products, form)
+    if not any(each.dtype in NARROW for each in found):
+        raise unimplemented(
+            f"tuning products with weights of {quantization.method} that are widened when they are read"
+        )
+    return found
+
+
 def _in_form(products: Sequence[Product], form: Format) -> tuple[Product, ...]:
-    """These with layers whose weights have it; the head, which is the first, has floats."""
+    """These with layers whose weights have it; the head, which is the first, has floats, and so have layers that are
+    widened.
+    """
     head = products[0].outputs, products[0].inputs
     if isinstance(form, Int4Format):
         dtype, group = INT4, form.group
@@ -323,9 +337,16 @@ def _in_form(products: Sequence[Product], form: Format) -> tuple[Product, ...]:
     else:
         assert isinstance(form, Fp8ChannelFormat), "of others nothing is multiplied as it is stored"
         dtype, group = FP8_W8A8 if form.spec.rounds_inputs else FP8_W8A16, None
+    narrow = [replace(each, dtype=dtype, group=group) for each in products]
     return tuple(
-        each if (each.outputs, each.inputs) == head else replace(each, dtype=dtype, group=group) for each in products
+        each if (each.outputs, each.inputs) == head or _is_widened(stored) else stored
+        for each, stored in zip(products, narrow, strict=True)
     )
+
+
+def _is_widened(product: Product) -> bool:
+    """Return whether its weight has scales for groups, and no kernel multiplies a few rows with it."""
+    return product.dtype in (INT4, FP8_GROUPS) and candidates(product, _FEW_ROWS) == [CUBLAS]
 
 
 def _lines_of_others(path: Path, card: Card, products: Sequence[Product]) -> tuple[Line, ...]:

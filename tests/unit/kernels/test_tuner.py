@@ -239,9 +239,13 @@ def test_products_of_weights_that_are_widened_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     any_order = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
-    with pytest.raises(PenstockError, match="weights of gptq that are widened") as caught:
-        tuned_products(tmp_path / "any_order", monkeypatch, any_order)
-    assert caught.value.code is ErrorCode.UNIMPLEMENTED
+    # Of blocks of 16 inputs one row alone has a kernel.
+    blocks = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+    for stored in (any_order, blocks):
+        method = stored["quant_method"]
+        with pytest.raises(PenstockError, match=f"weights of {method} that are widened") as caught:
+            tuned_products(tmp_path / str(method), monkeypatch, stored)
+        assert caught.value.code is ErrorCode.UNIMPLEMENTED
 
 
 def test_a_way_that_computes_something_else_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

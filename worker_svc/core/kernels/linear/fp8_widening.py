@@ -14,7 +14,7 @@ _LEAST_INPUTS = 16
 
 
 class Fp8GroupedWeight(Protocol):
-    """Such a weight."""
+    """A weight of 8-bit floats with a scale for each group of an output's inputs."""
 
     weight: Tensor  # f8[outputs, inputs]
     scales: Tensor  # f32[groups, outputs]
