@@ -166,6 +166,9 @@ class Tuner:
     def tune(self, products: Sequence[Product], sizes: Sequence[int]) -> Iterator[Finding]:
         """Measure each product with as many rows as `sizes` say: what is found holds for those after the next smaller
         one of `sizes` and `ROWS`. A better way counts at once: plain products stand in those after them.
+
+        Raises:
+            PenstockError: INTERNAL (operator): this machine computes a product rightly in no way.
         """
         ends = sorted({*ROWS, *sizes})
         for product in products:
@@ -194,9 +197,13 @@ class Tuner:
             self._drawing.rows(product, rows[-1], columns, seed=-1) for columns in (product.inputs, product.outputs)
         )
         calls = {way: self._call(product, way, x, residual, weights) for way in ways}
+        before = residual.clone()
         self._compile(calls.values())
+        residual.copy_(before)  # what is only compiled computes nothing, and torch adds whatever lies there to it
         expected = self._expected(product, x, residual, weights[0])
         right = {way: call for way, call in calls.items() if self._is_right(call, residual, expected, way)}
+        if not right:
+            raise broken(f"no way of {len(ways)} computes {product} rightly here: mend the driver, torch or Triton")
         times = self._measure(right, len(weights))
         best = min(times, key=lambda way: times[way].median_us)
         return Finding(product, rows, standing, best, times)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -41,6 +41,7 @@ from worker_svc.core.kernels.linear.ways import (
     Product,
     Way,
 )
+from worker_svc.core.operations.int4_kernels import Int4Kernels
 from worker_svc.measure import GraphMeasure, Measured, summarize
 from worker_svc.tuner import ROWS, Finding, Tuner, TuningOptions, tune_model
 from worker_svc.tuning import card_of, find_lines
@@ -151,6 +152,29 @@ def test_each_candidate_of_8_bit_floats_computes_the_right_product(kind: Kind, r
     assert measure.asked[0] <= everything if DEVICE.type == "cuda" else measure.asked == [everything]
     assert len(measure.asked[0]) > 2
     assert finding.standing == CUBLAS
+
+
+def test_what_is_computed_while_kernels_are_only_compiled_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_only(_: Tuner, calls: Iterable[Callable[[int], Tensor]]) -> None:
+        # Torch adds up in place what a kernel that was not launched left in new memory.
+        with monkeypatch.context() as patch:
+            patch.setattr(Int4Kernels, "widen", lambda *_: torch.full((OUTPUTS, INPUTS), torch.nan, dtype=DTYPE))
+            for call in calls:
+                call(0)
+
+    monkeypatch.setattr(Tuner, "_compile", compile_only)
+    measure, of_int4 = FakeMeasure(), Product("added", OUTPUTS, INPUTS, INT4, 128)
+    [finding] = Tuner(torch.device("cpu"), (), None, measure, DTYPE).tune([of_int4], [3])
+    assert measure.asked == [set(candidates(of_int4, 3))]
+    assert finding.standing == CUBLAS
+
+
+def test_a_machine_that_computes_nothing_rightly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tuner, "_is_right", lambda *_: False)
+    with pytest.raises(PenstockError, match="no way of 1 computes") as caught:
+        list(tuner(FakeMeasure()).tune([product("gated")], [2]))
+    assert caught.value.code == ErrorCode.INTERNAL
+    assert "driver" in str(caught.value)
 
 
 @pytest.mark.parametrize("form", FP8_FORMS)

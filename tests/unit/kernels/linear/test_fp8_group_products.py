@@ -5,7 +5,7 @@ import torch
 from hopper import compile_for_hopper
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, LINES, assert_near, randn
+from kernel_inputs import DEVICE, GATED_TOLERANCE, LINES, assert_near, randn
 from layer_parts import OfARank, norm_of
 from torch import Tensor
 from torch.nn.functional import gelu, silu
@@ -78,15 +78,15 @@ def test_products_are_torch_s(rows: int, group: int) -> None:
     found = kernels.of_normed(x, norm, weight, bias)
     assert (found is None) == (rows > 128)  # of more rows the norm is a kernel of its own
     if found is not None:
-        assert_near(found, normed + bias, 4e-3)
+        assert_near(found, normed + bias, GATED_TOLERANCE)
     for is_gelu in (False, True):
         found = kernels.gated(x, norm, weight, None, is_gelu=is_gelu)
         assert (found is None) == (rows > 64)
         if found is not None:
-            assert_near(found, gated(normed, is_gelu=is_gelu), 4e-3)
+            assert_near(found, gated(normed, is_gelu=is_gelu), GATED_TOLERANCE)
         plain = kernels.gated(norm.normalize(x), None, weight, bias, is_gelu=is_gelu)
         if plain is not None:
-            assert_near(plain, gated(normed + bias, is_gelu=is_gelu), 4e-3)
+            assert_near(plain, gated(normed + bias, is_gelu=is_gelu), GATED_TOLERANCE)
 
 
 @pytest.mark.parametrize("rows", [1, 260])
@@ -147,7 +147,7 @@ def test_every_tile_that_fits_gives_the_product(
             residual=residual,
             is_gated=is_gated,
         )
-        assert_near(found, expected, 4e-3)
+        assert_near(found, expected, GATED_TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -5,7 +5,7 @@ import torch
 from hopper import compile_for_hopper
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, DTYPE, LINES, assert_near, randn
+from kernel_inputs import DEVICE, DTYPE, GATED_TOLERANCE, LINES, assert_near, randn
 from layer_parts import OfARank, norm_of
 from torch import Tensor
 from torch.nn.functional import silu
@@ -69,9 +69,9 @@ def test_products_are_torch_s(rows: int, group: int | None) -> None:
     found = kernels.gated(x, norm, weight, None)
     assert (found is None) == (rows > 256)
     if found is not None:
-        assert_near(found, gated(normed), 4e-3)
+        assert_near(found, gated(normed), GATED_TOLERANCE)
     plain = kernels.gated(norm.normalize(x), None, weight, None)
-    assert plain is None or assert_near(plain, gated(normed), 4e-3) is None
+    assert plain is None or assert_near(plain, gated(normed), GATED_TOLERANCE) is None
     assert kernels.gated(x, norm, weight, bias) is None
     assert kernels.gated(x, norm, weight, None, is_gelu=True) is None
 
@@ -88,15 +88,15 @@ def test_one_row_is_normed_with_its_product_if_its_dtype_has_room(monkeypatch: p
     of_gates = kernels.gated(large, norm, weight, None)
     assert of_gates is not None
     normed = product(norm.normalize(large), weight)
-    assert_near(of_gates, gated(normed), 4e-3)
+    assert_near(of_gates, gated(normed), GATED_TOLERANCE)
     # The interpreter multiplies fp16 alone.
     monkeypatch.setattr(Int4Kernels, "takes_norm", lambda _, rows: len(rows) == 1)
     found = kernels.of_normed(large / 1000, norm, weight, bias)
     assert found is not None
-    assert_near(found, normed + bias, 4e-3)
+    assert_near(found, normed + bias, GATED_TOLERANCE)
     of_gates = kernels.gated(large / 1000, norm, weight, None)
     assert of_gates is not None
-    assert_near(of_gates, gated(normed), 4e-3)
+    assert_near(of_gates, gated(normed), GATED_TOLERANCE)
 
 
 @pytest.mark.parametrize("rows", [1, 260])
@@ -106,7 +106,7 @@ def test_a_rank_s_inputs_are_multiplied_by_kernels_and_summed_over_ranks(rows: i
     total = 2 * product(x, weight) + 1
     assert_near(operations.linear_add(x, OfARank(weight), residual.clone()), residual + total)
     normed = operations.linear_add(x, OfARank(weight), residual.clone(), after)
-    assert_near(normed, residual + after.normalize(total.to(DTYPE)), 4e-3)
+    assert_near(normed, residual + after.normalize(total.to(DTYPE)), GATED_TOLERANCE)
 
 
 @given(
@@ -156,7 +156,7 @@ def test_every_tile_that_fits_gives_the_product(
             residual=residual,
             is_gated=is_gated,
         )
-        assert_near(found, expected, 4e-3)
+        assert_near(found, expected, GATED_TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
