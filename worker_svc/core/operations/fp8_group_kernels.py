@@ -21,9 +21,9 @@ class Fp8GroupKernels:
     def __init__(self) -> None:
         self._few_rows = Fp8FewRows()
 
-    def takes_norm(self, rows: Tensor) -> bool:  # noqa: ARG002
-        """Implement `GroupedKernels.takes_norm`."""
-        return True
+    def takes_norm(self, rows: Tensor) -> bool:
+        """Implement `GroupedKernels.takes_norm`: of one. Several are normed by a kernel of their own in any case."""
+        return len(rows) == 1
 
     def takes_gate(self, bias: Tensor | None, *, is_gelu: bool) -> bool:  # noqa: ARG002
         """Implement `GroupedKernels.takes_gate`."""
@@ -56,7 +56,7 @@ class Fp8GroupKernels:
                 is_gated=is_gated,
                 gelu=is_gelu,
             )
-        if norm is not None:
+        if norm is not None:  # as `Fp8FewRows` takes one row, too
             rows = rms_norm(rows, norm.weight, norm.eps)
         return self._few_rows.multiply(
             rows,

@@ -67,7 +67,7 @@ def test_products_are_torch_s(rows: int, group: int | None) -> None:
     norm = norm_of(inputs)
     normed = product(norm.normalize(x), weight)
     found = kernels.gated(x, norm, weight, None)
-    assert (found is None) == (rows > 256)
+    assert (found is None) == (rows > 128)  # of more rows gates are a kernel of their own
     if found is not None:
         assert_near(found, gated(normed), GATED_TOLERANCE)
     plain = kernels.gated(norm.normalize(x), None, weight, None)
@@ -207,8 +207,12 @@ def test_every_product_of_few_rows_has_a_kernel_and_large_ones_are_cut_into_enou
         for rows in (1, 2, 16, 17, 32, 64, 65, 256):
             for group in (32, 128, None):
                 way = find(kind, outputs, inputs, rows, group)  # type: ignore[arg-type]
+                if kind == "gated" and rows > 128:
+                    assert way == CUBLAS  # a product, and gates by a kernel after it
+                    continue
                 assert isinstance(way, Int4Tile)
-                assert way.programs(Product(kind, outputs, inputs)) >= 128 or outputs <= 1024  # type: ignore[arg-type]
+                num_programs = way.programs(Product(kind, outputs, inputs)) * -(-rows // way.rows)  # type: ignore[arg-type]
+                assert num_programs >= 128 or outputs <= 1024
     assert find("added", 4096, 12288, 257) == find("plain", 6176, 4096, 8) == find("plain", 64, 160, 1) == CUBLAS
     assert find("plain", 64, 256, 1, 96) == CUBLAS  # a group that words would share
 

@@ -1,5 +1,6 @@
 """Tiles of the products of experts, as values: measured by hand, of floats on an H200, of the shapes of Qwen3-30B-A3B
-and Mixtral, of stored numbers on an H100, of those of Qwen3-30B-A3B and gpt-oss-20b.
+and Mixtral, and up to 24 pairs of an expert on an H100, of those of Qwen3-30B-A3B and DeepSeek-V2-Lite; of stored
+numbers on an H100, of those of Qwen3-30B-A3B and gpt-oss-20b.
 """
 
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ class RowsTile:
 # By the form of weights, and up to so many pairs that an expert has in the mean. A tile of few pairs has room for twice
 # the mean, as weights are read again for a second one.
 _TILES = {
-    FLOATS: {8: Tile(16, 128, 64, 4, 4), 32: Tile(64, 128, 64, 4, 4)},
+    FLOATS: {8: Tile(16, 64, 128, 4, 4), 24: Tile(32, 64, 128, 4, 4), 32: Tile(64, 128, 64, 4, 4)},
     FP8: {8: Tile(16, 32, 128, 2, 3), 16: Tile(32, 64, 128, 2, 3)},
-    FP4: {32: Tile(16, 32, 128, 2, 3)},
+    FP4: {8: Tile(16, 32, 128, 2, 3), 48: Tile(32, 64, 128, 2, 3)},
 }
 _LARGEST = {
     FLOATS: Tile(128, 128, 64, 8, 4),
