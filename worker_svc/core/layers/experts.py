@@ -78,9 +78,11 @@ class Experts:
         if self._shared is not None:
             gate, up = self._shared.input(x)
             gated = activate(gate, self._shared.activation) * up
-            if self._shared_gate is not None:
-                gated = self._operations.sigmoid_scaled(gated, x, self._shared_gate)
-            total = total + self._shared.output(gated)
+            if self._shared_gate is None:
+                total = total + self._shared.output(gated)
+            else:
+                scaled = self._operations.sigmoid_scaled(gated.compute(), x, self._shared_gate)
+                total = total + self._shared.output(scaled)
         return self._group.all_reduce(total)
 
 

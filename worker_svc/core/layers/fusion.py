@@ -2,7 +2,7 @@
 
 `q, k, v = qkv(norm(x))`, `activate(gate) * up` and `hidden + down(x)` are written as in a paper. A norm waits for the
 product after it, a product for the norms and the rotation of its heads, for its gate, or for the sum that it goes
-into; then one of `Operations` does all of it.
+into, a gate for the product after it; then one of `Operations` does all of it.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Product:
     """linear(x), then normalised if `after` says so."""
 
     linear: "Linear"
-    x: Tensor | Normed  # [tokens, inputs]
+    x: "Tensor | Normed | Gated"  # [tokens, inputs]
     after: "RMSNorm | None" = None
 
     def __iter__(self) -> Iterator["Projected"]:
@@ -42,8 +42,27 @@ class Product:
 
     def __radd__(self, residual: Tensor) -> Tensor:
         """residual + this, like `residual`, which may be overwritten by it."""
-        assert isinstance(self.x, Tensor), "a product that is added reads no norm"
-        return self.linear.operations.linear_add(self.x, self.linear, residual, self.after)
+        x, linear, after = self.x, self.linear, self.after
+        assert not isinstance(x, Normed), "a product that is added reads no norm"
+        if isinstance(x, Tensor):
+            return linear.operations.linear_add(x, linear, residual, after)
+        return linear.operations.norm_gated_add(*x.operands(), down=linear, residual=residual, after=after)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gated:
+    """activation(gate) * up, the projections of a product."""
+
+    product: Product
+    activation: Activation
+
+    def operands(self) -> "tuple[Tensor, RMSNorm | None, Linear, Activation]":
+        """The operands of `Operations.norm_gated`."""
+        return *operand(self.product.x), self.product.linear, self.activation
+
+    def compute(self) -> Tensor:
+        """-> [tokens, outputs / 2]."""
+        return self.product.linear.operations.norm_gated(*self.operands())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,16 +75,17 @@ class Projected:
     rotary: "RotaryEmbedding | None" = None
     activation: Activation | None = None
 
-    def __mul__(self, other: "Projected") -> Tensor:
+    def __mul__(self, other: "Projected") -> Gated:
         """activation(gate) * up."""
         product = self.product
         assert self.activation is not None, "a gate is activated"
         assert (other.product, self.number, other.number) == (product, 0, 1), "gate and up are one product"
-        return product.linear.operations.norm_gated(*operand(product.x), product.linear, self.activation)
+        return Gated(product, self.activation)
 
 
-def operand(x: Tensor | Normed) -> tuple[Tensor, "RMSNorm | None"]:
+def operand(x: Tensor | Normed | Gated) -> tuple[Tensor, "RMSNorm | None"]:
     """The input of a product and the norm that is taken of it first."""
+    assert not isinstance(x, Gated), "a product of what is gated is added"
     return (x.hidden, x.norm) if isinstance(x, Normed) else (x, None)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.formats.interface import Format, Reading
-from worker_svc.core.layers.fusion import Normed, Product
+from worker_svc.core.layers.fusion import Gated, Normed, Product
 from worker_svc.core.layers.placement import Placement, StoredPart
 from worker_svc.core.models.spec import StoredRows
 
@@ -68,7 +68,7 @@ class Linear:
                 placement.want(f"{rows.name}.bias", self.bias[here], (of,), stored)
             start += size
 
-    def __call__(self, x: Tensor | Normed) -> Product:
+    def __call__(self, x: Tensor | Normed | Gated) -> Product:
         """x [tokens, inputs] -> [tokens, outputs], computed by whoever reads it."""
         return Product(self, x)
 

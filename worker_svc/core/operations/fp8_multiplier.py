@@ -9,7 +9,7 @@ from torch import Tensor
 from worker_svc.core.formats.fp8_channel import Fp8Channel
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
-from worker_svc.core.kernels.linear.fp8_rounding import round_rows
+from worker_svc.core.kernels.linear.fp8_rounding import round_gated, round_rows
 from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.kernels.linear.table import Choices, Line
 from worker_svc.core.kernels.linear.ways import (
@@ -59,6 +59,24 @@ class Fp8Multiplier:
         """Implement `Multiplier.add`."""
         total = self._multiply("added", x, packed, bias, residual=residual)
         return residual.add_(packed.multiply(x, bias)) if total is None else total
+
+    def add_gated(
+        self, gate_up: Tensor, packed: Fp8Channel, bias: Tensor | None, residual: Tensor, *, is_gelu: bool
+    ) -> Tensor | None:
+        """residual + (silu(gate) * up) @ weight.T + bias, or gelu(gate) * up, in place of `residual`, where rows are
+        rounded: gates with them. gate_up [rows, 2 * inputs], gates then ups, contiguous. None: by `add`.
+        """
+        if not packed.rounds_inputs or not len(gate_up):
+            return None
+        way = self._way("added", packed, len(gate_up))
+        if isinstance(way, Fp8OneRowTile):  # which rounds by itself
+            return None
+        rows, scales = round_gated(gate_up, gelu=is_gelu)
+        if isinstance(way, Fp8FewRowsTile):
+            return self._few_rows.multiply(
+                rows, scales, packed.weight, packed.scales, way, gate_up.dtype, bias=bias, residual=residual
+            )
+        return residual.add_(packed.multiply_rounded(rows, scales, bias, gate_up.dtype))
 
     def _multiply(
         self,

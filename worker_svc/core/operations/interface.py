@@ -123,6 +123,19 @@ class Operations(Protocol):
     ) -> Tensor:
         """activation(gate) * up -> [tokens, outputs / 2]; outputs of `gate_up(norm(hidden))` are gates, then ups."""
 
+    def norm_gated_add(
+        self,
+        hidden: Tensor,
+        norm: Norm | None,
+        gate_up: LinearLayer,
+        activation: Activation,
+        *,
+        down: LinearLayer,
+        residual: Tensor,
+        after: Norm | None = None,
+    ) -> Tensor:
+        """`linear_add` by `down` of what `norm_gated` gives."""
+
     def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
         """residual + what the experts give that are chosen for each row of x, like `residual`, which may be overwritten
         by it; of several ranks, this one's part of the sum.

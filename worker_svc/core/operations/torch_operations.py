@@ -51,6 +51,20 @@ class TorchOperations:
         gate, up = self.norm_linear(hidden, norm, gate_up).chunk(2, dim=-1)
         return gated(gate, up, activation)
 
+    def norm_gated_add(
+        self,
+        hidden: Tensor,
+        norm: Norm | None,
+        gate_up: LinearLayer,
+        activation: Activation,
+        *,
+        down: LinearLayer,
+        residual: Tensor,
+        after: Norm | None = None,
+    ) -> Tensor:
+        """Implement `Operations.norm_gated_add`."""
+        return self.linear_add(self.norm_gated(hidden, norm, gate_up, activation), down, residual, after)
+
     def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
         """Implement `Operations.experts_add`."""
         return add_experts(x, experts, residual)

@@ -89,12 +89,34 @@ class TritonOperations:
         self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer, activation: Activation = "silu"
     ) -> Tensor:
         """Implement `Operations.norm_gated`."""
-        assert activation != "clamped_silu", "only experts have it"
-        is_gelu = activation == "gelu_tanh"
-        gated = self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias, is_gelu=is_gelu)
+        gated = self._gated(hidden, norm, gate_up, activation)
         if gated is not None:
             return gated
-        return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up), gelu=is_gelu)
+        return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up), gelu=activation == "gelu_tanh")
+
+    def norm_gated_add(
+        self,
+        hidden: Tensor,
+        norm: Norm | None,
+        gate_up: LinearLayer,
+        activation: Activation,
+        *,
+        down: LinearLayer,
+        residual: Tensor,
+        after: Norm | None = None,
+    ) -> Tensor:
+        """Implement `Operations.norm_gated_add`."""
+        gated = self._gated(hidden, norm, gate_up, activation)
+        if gated is None:
+            is_gelu, multiplier = activation == "gelu_tanh", self._of(down)
+            product, unscaled = self.norm_linear_unscaled(hidden, norm, gate_up)
+            can_round = after is None and unscaled is None and not down.is_partial
+            if can_round and isinstance(multiplier, Fp8Multiplier) and isinstance(down.packed, Fp8Channel):
+                total = multiplier.add_gated(product, down.packed, down.bias, residual, is_gelu=is_gelu)
+                if total is not None:
+                    return total
+            gated = silu_mul(product, unscaled, gelu=is_gelu)
+        return self.linear_add(gated, down, residual, after)
 
     def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
         """Implement `Operations.experts_add`."""
@@ -114,6 +136,12 @@ class TritonOperations:
         """Implement `Operations.norm_silu`."""
         norm_silu(x, norm.weight, norm.eps, gate)
         return x
+
+    def _gated(self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer, activation: Activation) -> Tensor | None:
+        """See `Multiplier.gated`."""
+        assert activation != "clamped_silu", "only experts have it"
+        is_gelu = activation == "gelu_tanh"
+        return self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias, is_gelu=is_gelu)
 
     def _sum(self, x: Tensor, linear: LinearLayer) -> Tensor:
         if not linear.is_partial:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from worker_svc.core.formats.fp8_channel import FP8, Fp8Channel, round_rows
 from worker_svc.core.kernels.linear import fp8_rounding
+from worker_svc.core.kernels.linear.activation import silu_mul
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
 from worker_svc.core.kernels.linear.table import Choices
@@ -28,6 +29,7 @@ from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import StoredRows
 from worker_svc.core.operations import fp8_multiplier, triton_operations
 from worker_svc.core.operations.fp8_multiplier import Fp8Multiplier
+from worker_svc.core.operations.interface import Activation
 from worker_svc.core.quantization.spec import Fp8ChannelSpec, QuantizationSpec
 
 KERNELS = "worker_svc.core.kernels.linear"
@@ -130,6 +132,49 @@ def test_rows_are_rounded_as_torch_rounds_them(size: int) -> None:
     else:  # torch multiplies there by the inverse of the largest number
         torch.testing.assert_close(scales, expected_scales)
         assert float((found.view(torch.uint8) != expected.view(torch.uint8)).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("size", [96, 1024, 20_000])
+def test_gates_are_rounded_as_if_they_were_written_first(size: int, *, gelu: bool) -> None:
+    gate_up = randn(5, 2 * size, seed=1)
+    gate_up[2] = 0
+    found, scales = fp8_rounding.round_gated(gate_up, gelu=gelu)
+    expected, expected_scales = fp8_rounding.round_rows(silu_mul(gate_up, gelu=gelu))
+    assert scales.equal(expected_scales)
+    assert found.view(torch.uint8).equal(expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("rows", "rounds_at_once"), [(1, False), (70, True), (140, True)])
+def test_what_is_gated_and_then_multiplied_is_rounded_at_once(
+    monkeypatch: pytest.MonkeyPatch, rows: int, activation: Activation, *, rounds_at_once: bool
+) -> None:
+    """After its gates, a product of 70 rows has a kernel of ours, one of 140 is torch's."""
+    placement = Placement(DEVICE, DTYPE, quantization=QuantizationSpec(Fp8ChannelSpec(rounds_inputs=True)))
+    part = slice(0, 192)
+    gate_up = Linear(placement, [Projection(StoredRows(name), 192, part) for name in ("gate", "up")], 256)
+    down = Linear(placement, [Projection(StoredRows("down"), 256, slice(0, 256))], 192, part, has_bias=True)
+    for linear, shape in ((gate_up, (384, 256)), (down, (256, 192))):
+        weight = packed(*shape, rounds_inputs=True)
+        assert isinstance(linear.packed, Fp8Channel)
+        linear.packed.weight.copy_(weight.weight)
+        linear.packed.scales.copy_(weight.scales)
+    assert down.bias is not None
+    down.bias.copy_(randn(256, seed=6))
+    hidden, residual, norm = randn(rows, 256, seed=1), randn(rows, 256, seed=2), norm_of(256)
+    operations = triton_operations.TritonOperations(DEVICE, LINES)
+    gated_first = operations.norm_gated(hidden, norm, gate_up, activation)
+    expected = operations.linear_add(gated_first, down, residual.clone())
+    if rounds_at_once:
+        monkeypatch.setattr(triton_operations, "silu_mul", None)
+    found = operations.norm_gated_add(hidden, norm, gate_up, activation, down=down, residual=residual.clone())
+    assert_near(found, expected)
+    after = norm_of(256)
+    monkeypatch.undo()
+    expected = residual + after.normalize(down.multiply(gated_first))
+    found = operations.norm_gated_add(hidden, norm, gate_up, activation, down=down, residual=residual, after=after)
+    assert_near(found, expected, NEAR)
 
 
 def test_every_product_of_few_rows_has_a_kernel_and_large_ones_are_cut_into_enough_programs() -> None:
