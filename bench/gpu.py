@@ -19,6 +19,8 @@ counts, of as many for every engine; nano and served, which are long, have one.
     8b-fp8-kv  8b-fp8 with keys and values of 8 bits: likewise, and
                contexts: 64 prompts of 8,000 tokens, one token out, prompt tokens per second
                deep: the same prompts, 512 tokens out; those after the first and the time beyond that of contexts count
+    NAME-zipf  one of those with experts, of which tokens choose by Zipf's law (exponent 1): likewise, from files, for
+               every engine
     drawn-SEED-NUMBER   a dense model about as large as 8b, whose shape the seed draws: likewise
     v32k       0.6b's layers and a vocabulary in which every id has a text; prompts are texts
                served: 2,000 requests of 512 -> 128, 256 at once; alone: 128 -> 128, one at a time
@@ -90,8 +92,10 @@ def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Name
     shape = find_shape(name)
     write_shape(folder, shape)
     missing = [engine for engine in arguments.engines.split(",") if not _kept(arguments.keep, name, engine).is_file()]
-    if not arguments.simulated_ms and {"process", "pipeline"} & set(missing):
-        [written] = ask([sys.executable, "-m", "bench.rig.random_weights", str(folder)], {}, 300.0)
+    skew = shape.experts.skew if shape.experts else 0.0
+    readers = {"process", "pipeline"} | ({"peer"} if skew else set())
+    if not arguments.simulated_ms and readers & set(missing):
+        [written] = ask([sys.executable, "-m", "bench.rig.random_weights", str(folder), str(skew)], {}, 300.0)
         print(
             f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
         )
@@ -111,6 +115,7 @@ def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Name
         more=arguments.serve,
         quantization=shape.quantization,
         kv_cache_dtype=shape.kv_cache_dtype,
+        peer_reads_weights=bool(skew),
     )
     return Model(name, shape, folder, works, options)
 
@@ -165,7 +170,9 @@ def measure(model: Model, chosen: Sequence[str], keep: Path) -> tuple[dict[str, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="0.6b,8b,v32k,8b-text", help=f"of {', '.join(SHAPES)}, drawn-SEED-NUMBER")
+    parser.add_argument(
+        "--models", default="0.6b,8b,v32k,8b-text", help=f"of {', '.join(SHAPES)}, NAME-zipf, drawn-SEED-NUMBER"
+    )
     parser.add_argument("--rows", default="", help="only these")
     parser.add_argument("--engines", default=",".join(ENGINES), help="only these of process, pipeline, peer")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each short row, of which the fastest counts")

@@ -1,11 +1,15 @@
-"""Shapes of dense models that no table of tuning was written for, drawn by a seed."""
+"""Shapes by their names: those of published models, such whose experts are not chosen alike, and dense ones that no
+table of tuning was written for, drawn by a seed.
+"""
 
 import random
 import re
+from dataclasses import replace
 
 from bench.rig.shapes import LLAMA, QWEN2, QWEN3, SHAPES, Shape
 
 _NAME = re.compile(r"drawn-(\d+)-(\d+)")
+_SKEWED = "-zipf"
 _HEAD_DIM = 128
 _NUM_PARAMETERS = 7.6e9  # about, as Qwen3-8B
 _FAMILIES = {
@@ -16,16 +20,22 @@ _FAMILIES = {
 
 
 def find_shape(name: str) -> Shape:
-    """One of `SHAPES`, or the drawn one of a name as `drawn-SEED-NUMBER`.
+    """One of `SHAPES`, one of these as NAME-zipf, whose experts are chosen by Zipf's law, or `drawn-SEED-NUMBER`.
 
     Raises:
         ValueError: nothing has this name.
     """
     if name in SHAPES:
         return SHAPES[name]
+    of_experts = SHAPES.get(name.removesuffix(_SKEWED))
+    if of_experts is not None and of_experts.experts is not None:
+        return replace(of_experts, experts=replace(of_experts.experts, skew=1.0))
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"no shape is called {name}: there are {', '.join(SHAPES)}, and drawn-SEED-NUMBER")
+        raise ValueError(
+            f"no shape is called {name}: there are {', '.join(SHAPES)}, those with experts as NAME{_SKEWED}, and "
+            "drawn-SEED-NUMBER"
+        )
     return _draw(random.Random(name))
 
 

@@ -39,6 +39,7 @@ class Options:
     more: list[str]  # flags of `penstock serve`
     quantization: str | None = None  # to which every engine rounds weights; None: as they are stored
     kv_cache_dtype: str = "auto"  # of keys and values in every engine
+    peer_reads_weights: bool = False  # those in the folder; else it makes some of its own
 
 
 @dataclass
@@ -142,6 +143,7 @@ def peer(folder: Path, works: list[Work], options: Options) -> Measured | None:
             "max_model_len": max_model_len(works),
             "quantization": options.quantization,
             "kv_cache_dtype": options.kv_cache_dtype,
+            "load_format": "auto" if options.peer_reads_weights else "dummy",
         },
         # It makes vectors with an engine that does nothing else.
         "works": [work.as_json() for work in works if not work.pools],

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bench.rig.checkpoint import write_tokenizer
+from bench.rig.skew import shares
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 NUM_TRAINED = 32_000  # entries of the trained tokenizer before the special ones
@@ -34,10 +35,11 @@ class Experts:
     intermediate_size: int
     shared_size: int = 0  # of the block that every token goes through
     num_dense_layers: int = 0  # the first so many have a dense block instead
+    skew: float = 0.0  # the exponent of Zipf's law by which they are chosen; 0: all as often
 
     def read(self, num_tokens: int) -> float:
-        """The experts that so many tokens are expected to choose, all being as likely."""
-        return self.count * (1 - (1 - self.top_k / self.count) ** num_tokens)
+        """The experts that so many tokens are expected to choose."""
+        return sum(1 - (1 - share) ** num_tokens for share in shares(self.count, self.top_k, self.skew))
 
 
 @dataclass(frozen=True)

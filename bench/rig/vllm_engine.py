@@ -23,7 +23,6 @@ def main() -> None:
 
     llm = vllm.LLM(
         model=asked["model"],
-        load_format="dummy",
         gpu_memory_utilization=0.85,
         max_num_seqs=512,
         enable_prefix_caching=False,

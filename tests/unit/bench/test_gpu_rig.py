@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from bench.gpu import works_of
 from bench.rig.checkpoint import write_tokenizer
@@ -20,11 +21,16 @@ from bench.rig.drawn_shapes import find_shape
 from bench.rig.engines import max_model_len
 from bench.rig.random_weights import write
 from bench.rig.shapes import SHAPES, write_shape
+from bench.rig.skew import shares
 from bench.rig.work import Ceilings, as_text, floor_s, make_work
+from penstock import LLM, SamplingParams
 from servicekit.checkpoint.model import read_checkpoint
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.kernels.linear.table import Card
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.operations import torch_experts
+from worker_svc.core.operations.interface import RouterLayer
+from worker_svc.core.operations.torch_experts import choose_experts
 from worker_svc.factory import load_runner
 from worker_svc.model_config import read_model_config
 from worker_svc.runner_options import RunnerOptions
@@ -208,6 +214,54 @@ def test_random_weights_of_a_quantized_shape_are_all_that_a_worker_reads(name: s
     loaded = load_runner(RunnerOptions(str(tmp_path), device="cpu", num_blocks=20, max_model_len=32), time.monotonic_ns)
     assert num_bytes < 2 * few.num_parameters
     loaded.close()
+
+
+@pytest.mark.parametrize(("count", "top_k"), [(128, 8), (32, 4), (64, 6), (4, 4)])
+def test_shares_are_those_of_drawing_by_zipf_s_law_without_putting_back(count: int, top_k: int) -> None:
+    chances = torch.arange(1, count + 1).double().reciprocal()
+    drawn = torch.multinomial(chances.expand(20_000, count), top_k, generator=torch.Generator().manual_seed(1))
+    of_each = torch.bincount(drawn.flatten(), minlength=count) / len(drawn)
+    found = torch.tensor(shares(count, top_k, 1.0))
+    assert float(found.sum()) == pytest.approx(top_k)
+    assert float((found - of_each).abs().max()) < 0.06  # the popular ones a little less, as a time says how many ring
+    assert float((found / of_each).log().abs().max()) < 0.15
+    assert shares(count, top_k, 0.0) == pytest.approx([top_k / count] * count)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="looks into the experts of plain torch")
+@pytest.mark.parametrize("name", ["30b-a3b-zipf", "gpt-oss-20b-zipf", "v2-lite-zipf"])
+def test_tokens_choose_experts_by_zipf_s_law_in_every_layer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = find_shape(name)
+    assert shape.experts is not None
+    assert shape.experts.read(32) < SHAPES[name.removesuffix("-zipf")].experts.read(32)  # type: ignore[union-attr]
+    fields = dict(shape.fields)
+    fields |= {"layer_types": fields["layer_types"][:4]} if "layer_types" in fields else {}
+    fields |= {"moe_intermediate_size": 128} if "moe_intermediate_size" in fields else {}
+    few = replace(shape, num_layers=4, hidden_size=512, vocab_size=2000, intermediate_size=128, fields=fields)
+    write_shape(tmp_path, few)
+    write(tmp_path, shape.experts.skew)
+    chosen: list[Tensor] = []
+
+    def choose(x: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
+        found = choose_experts(x, router)
+        chosen.append(found[0])
+        return found
+
+    monkeypatch.setattr(torch_experts, "choose_experts", choose)
+    draw = torch.Generator().manual_seed(1)
+    prompts = [{"prompt_token_ids": torch.randint(1900, (500,), generator=draw).tolist()} for _ in range(4)]
+    llm = LLM(str(tmp_path), dtype="float32", max_model_len=512, max_num_batched_tokens=2048)
+    chosen.clear()
+    llm.generate(prompts, SamplingParams(max_tokens=1, ignore_eos=True), use_tqdm=False)
+    expected = torch.tensor(shares(shape.experts.count, shape.experts.top_k, 1.0))
+    num_layers = few.num_layers - shape.experts.num_dense_layers
+    for layer in range(num_layers - 1):  # in the last one the last tokens alone go on
+        ids = torch.cat(chosen[layer::num_layers])
+        of_each = (torch.bincount(ids.flatten(), minlength=len(expected)) / len(ids)).sort(descending=True).values
+        # If all experts were as popular, this would be about 1.
+        assert float((of_each - expected).abs().sum() / expected.sum()) < 0.3
 
 
 def test_engines_have_the_context_that_rows_need() -> None:
