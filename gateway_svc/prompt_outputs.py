@@ -14,6 +14,7 @@ from gateway_svc.core.prompt_logprobs import SpelledPrompt
 from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import DeliveredSequence, error_of
+from gateway_svc.core.vocabulary import TokenIds
 from gateway_svc.delivery import Delivery
 from gateway_svc.large import off_loop
 from gateway_svc.outbox import RETRY_S
@@ -45,10 +46,21 @@ def prompt_reader(delivery: Delivery, vocabulary: Vocabulary, form: ReplyForm) -
         ids = form.prompts[prompt].token_ids if form.prompts else ()
         first = ids[0] if ids else None
         token_ids = await off_loop(len(payload), SpelledPrompt.tokens, found, first)
-        spelled = dict(zip(token_ids.tolist(), await vocabulary.spell(token_ids), strict=True))
+        spelled = dict(zip(token_ids.tolist(), await _spell(vocabulary, token_ids), strict=True))
         return SpelledPrompt(first, found, spelled)
 
     return read
+
+
+async def _spell(vocabulary: Vocabulary, token_ids: TokenIds) -> list[bytes]:
+    """See `Vocabulary.spell`; while no tokenizer answers, one is waited for, as workers are: the call has begun."""
+    while True:
+        try:
+            return await vocabulary.spell(token_ids)
+        except PenstockError as error:
+            if error.code is not ErrorCode.UNAVAILABLE:
+                raise
+            await asyncio.sleep(RETRY_S)
 
 
 def with_prompt_outputs(

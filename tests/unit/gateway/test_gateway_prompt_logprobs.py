@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from gateway_svc.core.replies import Reply, ReplyHead, ToldPrompt
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.streams import DeliveredSequence
-from gateway_svc.prompt_outputs import PromptOutputsSink, with_prompt_outputs
+from gateway_svc.prompt_outputs import PromptOutputsSink, prompt_reader, with_prompt_outputs
 from gateway_svc.wire.prompt_outputs import decode_prompt_logprobs, prompt_events
 from penstock.client.wire import PromptPart, decode_event
 
@@ -318,3 +319,49 @@ def test_only_calls_that_tell_them_wait() -> None:
         sink = with_prompt_outputs(kept, asked, store.read, have)
         assert isinstance(sink, PromptOutputsSink)
         assert sink._known == [known]
+
+
+class Vocabulary:
+    """Tells what tokens are made of, after as many errors as it is given."""
+
+    def __init__(self, *errors: PenstockError) -> None:
+        self.errors = list(errors)
+
+    async def spell(self, token_ids: Sequence[int]) -> list[bytes]:
+        if self.errors:
+            raise self.errors.pop(0)
+        return [PIECES[each] for each in token_ids]
+
+
+def read_with(vocabulary: Vocabulary) -> Any:
+    """What a call gets of its prompt."""
+
+    async def read_prompt_output(request_id: bytes, model_digest: bytes) -> bytes:
+        assert (request_id, model_digest) == (b"r" * 16, b"m")
+        return encode_prompt_logprobs(prompt_of()).SerializeToString()
+
+    outbox = SimpleNamespace(read_prompt_output=read_prompt_output)
+    delivery: Any = SimpleNamespace(find=lambda _: None, outbox=outbox)
+    form = ReplyForm(
+        request_ids=(b"r" * 16,),
+        n=1,
+        form=Form.COMPLETION,
+        model="m",
+        arrival_ns=7,
+        deadline_ns=0,
+        seed=1,
+        prompts=(ToldPrompt("", (1, 5, 6, 7)),),
+    )
+    read = prompt_reader(delivery, vocabulary, form)  # type: ignore[arg-type]
+    return asyncio.run(read(0, b"m"))  # type: ignore[arg-type]
+
+
+def test_a_call_that_has_begun_waits_for_a_tokenizer() -> None:
+    nobody = PenstockError(ErrorCode.UNAVAILABLE, "none lives")
+    assert read_with(Vocabulary(nobody, nobody)).by_token == spelled().by_token
+
+
+def test_an_error_that_no_waiting_mends_ends_the_call() -> None:
+    with pytest.raises(PenstockError, match="a token") as caught:
+        read_with(Vocabulary(PenstockError(ErrorCode.INTERNAL, "beyond: a token")))
+    assert caught.value.code is ErrorCode.INTERNAL

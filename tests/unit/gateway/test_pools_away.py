@@ -56,6 +56,7 @@ def test_a_gateway_starts_while_a_server_is_away(site: Site) -> None:
     # The file lists a model of the third whether it is back or not.
     eventually(lambda: up(gateway) == {"one": 1.0, "two": 1.0, "three": 1.0}, LIMIT_S)
     site.wait_for(gateway, "red", "blue", "verde")
+    eventually(lambda: ask(gateway, "verde").status_code == 200, LIMIT_S)  # as soon as its pool has told its model
     assert [text_of(ask(gateway, model)) for model in ("blue", "verde")] == ["two", "three"]
     assert ask(gateway, "green").status_code == 404, "the file calls it otherwise"
 
