@@ -228,7 +228,8 @@ def launch_one() -> None:
 
 def launch_few(rows: int, kind: str) -> None:
     outputs = 24576 if kind == "gated" else 6144
-    way = find(kind, outputs, 4096, rows)  # type: ignore[arg-type]
+    # No table chooses it of gates, but tuning measures it.
+    way = Fp8FewRowsTile(64, 64, 1, 3) if kind == "gated" else find(kind, outputs, 4096, rows)  # type: ignore[arg-type]
     assert isinstance(way, Fp8FewRowsTile)
     x = torch.zeros(rows, 4096, dtype=torch.bfloat16)
     weight, scales = torch.zeros(outputs, 4096).to(FP8), torch.zeros(32, outputs)
