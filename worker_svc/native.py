@@ -13,6 +13,7 @@ from worker_svc.core.causal_lm import CausalLM, reach_of
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.int4 import Int4Format
+from worker_svc.core.formats.stacked.fp4 import StackedFp4Format
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.layers.delta_rule import delta_rule_state
@@ -35,6 +36,7 @@ from worker_svc.weights import fill_randomly, has_own_head, load_weights
 _log = logging.getLogger(__name__)
 
 _AS_COMPUTED = "auto"
+_IN_WORDS = {Int4Format: "int4", StackedFp4Format: "fp4"}  # forms of which a word has eight numbers
 KV_CACHE_DTYPES = (_AS_COMPUTED, "fp8", "fp8_e4m3")  # the last two are one
 
 
@@ -190,8 +192,8 @@ def _tell_conversions(config: ModelConfig, placement: Placement) -> None:
     num_bytes: dict[str, int] = defaultdict(int)
     for conversion in placement.conversions:
         made = [each.destination for each in conversion.made.values()]
-        is_int4 = isinstance(conversion.reading.multiplied, Int4Format)  # eight in a word
-        name = "int4" if is_int4 else str(made[0].dtype).removeprefix("torch.")  # the numbers come first
+        dtype = str(made[0].dtype).removeprefix("torch.")  # the numbers come first
+        name = _IN_WORDS.get(type(conversion.reading.multiplied), dtype)
         num_bytes[name] += sum(each.nbytes for each in made)
     for name, size in num_bytes.items():
         event = "weights widened" if name == str(placement.dtype).removeprefix("torch.") else "weights converted"

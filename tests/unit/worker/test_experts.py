@@ -203,7 +203,7 @@ def test_outputs_of_stored_experts_are_scaled(factor: float) -> None:
         torch.randint(90, 150, (2, 6, 3)).to(torch.uint8),
     )
     found = [pack_fp4(*each) for each in zip(packed, exponents, strict=True)]
-    fours = StackedFp4Format().stack({name: torch.stack([each[name] for each in found]) for name in found[0]})
+    fours = StackedFp4Format().stack({name: torch.stack([each[name] for each in found]) for name in found[0]}, 96)
     eights = StackedFp8(torch.randn(2, 6, 96).to(torch.float8_e4m3fn), torch.rand(2, 6, 3), 32)
     for weight in (fours, eights):
         before = weight.of(1)

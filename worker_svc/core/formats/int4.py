@@ -8,12 +8,9 @@ import torch.nn.functional as F  # noqa: N812  (the name that torch's own docume
 from torch import Tensor
 
 from worker_svc.core.formats.interface import OUT, Dim, Piece, StoredFormat, Tensors
-from worker_svc.core.formats.words import WORD, groups, spread
+from worker_svc.core.formats.words import BLOCK, WORD, WORD_BITS, WORDS, from_words, groups, spread, to_words, unpack
 
-BLOCK = 128  # inputs of a row that stand together
-WORDS = BLOCK // 8  # that have them
 INT4_BITS = 4
-_PER_WORD = 8
 _ZERO_MASK = 15  # of a scale's bits: those of the zero
 _NUMBERS, _SCALES = "numbers", "scales_and_zeros"
 _EVEN_ZERO, _EVEN_DEVIATION = 8, 85**0.5 / 2  # of numbers from 0 to 15 that are as frequent as each other
@@ -44,11 +41,7 @@ class IntegersFormat(StoredFormat, Protocol):
 
 
 class Int4:
-    """Implement `Packed`.
-
-    A row's inputs stand in blocks of 128, of which each word has eight in the order in which matrix units want them:
-    bits 16 s + 8 e + 4 h and the next three of the word 4 t + v are input 32 v + 16 e + 8 h + 2 t + s of the block.
-    """
+    """Implement `Packed`: the words of `to_words`, with their numbers one after the other from the lowest bits on."""
 
     def __init__(self, numbers: Tensor, scales: Tensor, inputs: int, group: int | None) -> None:
         self.numbers = numbers  # i32[outputs, blocks, WORDS]
@@ -68,7 +61,7 @@ class Int4:
 
     def widen(self, dtype: torch.dtype) -> Tensor:
         """The weight, rounded once, [outputs, inputs]."""
-        numbers = _unpack(self.numbers)[:, : self._inputs]
+        numbers = from_words(unpack(self.numbers, INT4_BITS, 2))[:, : self._inputs]
         bits = self.scales.t().contiguous().view(WORD)
         zeros, scales = bits & _ZERO_MASK, (bits & ~_ZERO_MASK).view(torch.float32)
         zeros, scales = (spread(each, self.group, 1, self._inputs) for each in (zeros, scales))
@@ -163,23 +156,9 @@ def _tensors(integers: Integers) -> Tensors:
 
 
 def _pack(numbers: Tensor) -> Tensor:
-    """i32[outputs, inputs] -> i32[outputs, blocks, WORDS]; a last block that is not full ends in noughts."""
-    blocks = -(-numbers.shape[1] // BLOCK)
-    numbers = F.pad(numbers, (0, blocks * BLOCK - numbers.shape[1]))
-    # v, e, h, t, s -> t, v, s, e, h
-    places = numbers.view(len(numbers), blocks, 4, 2, 2, 4, 2).permute(0, 1, 5, 2, 6, 3, 4).flatten(4)
-    places = places.reshape(len(numbers), blocks, WORDS, _PER_WORD)
-    shifts = torch.arange(0, _PER_WORD * INT4_BITS, INT4_BITS, dtype=WORD, device=numbers.device)
-    return (places << shifts).sum(-1, dtype=WORD)
-
-
-def _unpack(words: Tensor) -> Tensor:
-    """Undo `_pack`, but for the noughts."""
-    outputs, blocks, _ = words.shape
-    shifts = torch.arange(0, _PER_WORD * INT4_BITS, INT4_BITS, dtype=WORD, device=words.device)
-    numbers = (words.unsqueeze(-1) >> shifts) & ((1 << INT4_BITS) - 1)
-    # t, v, s, e, h -> v, e, h, t, s
-    return numbers.view(outputs, blocks, 4, 4, 2, 2, 2).permute(0, 1, 3, 5, 6, 2, 4).reshape(outputs, -1)
+    """i32[outputs, inputs] -> i32[outputs, blocks, WORDS]."""
+    shifts = torch.arange(0, WORD_BITS, INT4_BITS, dtype=WORD, device=numbers.device)
+    return (to_words(numbers) << shifts).sum(-1, dtype=WORD)
 
 
 def _with_zeros(scales: Tensor, zeros: Tensor) -> Tensor:

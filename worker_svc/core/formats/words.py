@@ -1,12 +1,15 @@
 """Small numbers in words of 32 bits, and scales for groups of inputs."""
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (the name that torch's own documentation uses)
 from torch import Tensor
 
 from worker_svc.core.formats.interface import Dim
 
 WORD_BITS = 32
 WORD = torch.int32
+BLOCK = 128  # inputs of a row that stand together, as `to_words` has them
+WORDS = BLOCK // 8  # that have them
 
 
 def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
@@ -24,3 +27,25 @@ def groups(size: int | None, *, is_whole: bool = False) -> Dim:
 def spread(of_groups: Tensor, size: int | None, dim: int, count: int) -> Tensor:
     """The values of groups of `size` inputs, along `dim`, for each of `count` inputs; of one group as it is."""
     return of_groups if size is None else of_groups.repeat_interleave(size, dim).narrow(dim, 0, count)
+
+
+def to_words(numbers: Tensor) -> Tensor:
+    """[outputs, inputs] -> [outputs, blocks, WORDS, 8]: the numbers that each word has; a last block that is not full
+    ends in noughts.
+
+    A row's inputs stand in blocks of 128, of which each word has eight in the order in which matrix units want them:
+    number 4 s + 2 e + h of the word 4 t + v is input 32 v + 16 e + 8 h + 2 t + s of the block.
+    """
+    blocks = -(-numbers.shape[1] // BLOCK)
+    numbers = F.pad(numbers, (0, blocks * BLOCK - numbers.shape[1]))
+    # v, e, h, t, s -> t, v, s, e, h
+    places = numbers.view(len(numbers), blocks, 4, 2, 2, 4, 2).permute(0, 1, 5, 2, 6, 3, 4)
+    return places.reshape(len(numbers), blocks, WORDS, BLOCK // WORDS)
+
+
+def from_words(numbers: Tensor) -> Tensor:
+    """Undo `to_words`, but for the noughts."""
+    outputs, blocks = numbers.shape[:2]
+    # t, v, s, e, h -> v, e, h, t, s
+    places = numbers.reshape(outputs, blocks, 4, 4, 2, 2, 2).permute(0, 1, 3, 5, 6, 2, 4)
+    return places.reshape(outputs, -1)

@@ -37,7 +37,7 @@ class StackedLinear:
             )
             for piece in form.pieces
         }
-        self.weight = form.stack(tensors)
+        self.weight = form.stack(tensors, inputs.stop - inputs.start)
         self.bias = placement.empty(count, sum(sizes)) if spec.each.has_bias else None
         self._adds_bias = columns is None or placement.group.rank == 0
         start = 0

@@ -1,5 +1,6 @@
 """Mixtures of experts by Triton's kernels: rows are sorted by expert."""
 
+import torch
 from torch import Tensor
 
 from worker_svc.core.formats.stacked.floats import StackedFloats
@@ -35,7 +36,8 @@ def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
 def weights_of(weight: StackedWeight) -> ExpertWeights:
     """Those of all experts, as kernels take them."""
     if isinstance(weight, StackedFp4):
-        return ExpertWeights(FP4, weight.numbers, weight.inputs, weight.exponents, weight.scales)
+        exponents = weight.exponents.view(torch.int32).squeeze(-1)
+        return ExpertWeights(FP4, weight.numbers, weight.inputs, exponents, weight.scales)
     if isinstance(weight, StackedFp8):
         return ExpertWeights(FP8, weight.numbers, weight.inputs, scales=weight.scales, group=weight.group or 0)
     assert isinstance(weight, StackedFloats), "a form without kernels"

@@ -10,10 +10,12 @@ from worker_svc.core.formats.fp8_channel import FP8, round_rows
 from worker_svc.core.formats.stacked.fp4 import GROUP, StackedFp4, pack_fp4
 from worker_svc.core.formats.stacked.fp8 import StackedFp8
 from worker_svc.core.formats.stacked.interface import StackedWeight
+from worker_svc.core.formats.words import BLOCK, WORDS
+from worker_svc.core.kernels import words
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
-from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP4_GROUP, ExpertWeights
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, ExpertWeights
 from worker_svc.core.kernels.experts.weights import FP8 as FP8_FORM
 from worker_svc.core.kernels.experts.widening import takes_floats, widen
 from worker_svc.core.operations.torch_experts import gated
@@ -23,19 +25,21 @@ EXPERTS, TOP_K = 5, 2
 TILES = "worker_svc.core.kernels.experts.tiles"
 
 
-def four_bits(outputs: int, inputs: int, seed: int) -> StackedFp4:
+def four_bits(outputs: int, inputs: int, seed: int, powers: int = 6) -> StackedFp4:
     generator = torch.Generator().manual_seed(seed)
     packed = [
         torch.randint(256, (outputs, inputs // 2), generator=generator, dtype=torch.uint8) for _ in range(EXPERTS)
     ]
     # Of each expert another range, so that outputs have scales.
     scales = [
-        torch.randint(112 + expert, 118 + expert, (outputs, -(-inputs // GROUP)), generator=generator).to(torch.uint8)
+        torch.randint(118 + expert - powers, 118 + expert, (outputs, -(-inputs // GROUP)), generator=generator).to(
+            torch.uint8
+        )
         for expert in range(EXPERTS)
     ]
     found = [pack_fp4(*each) for each in zip(packed, scales, strict=True)]
     numbers, exponents, of_outputs = (torch.stack([each[name] for each in found]).to(DEVICE) for name in found[0])
-    return StackedFp4(numbers, exponents, of_outputs)
+    return StackedFp4(numbers, exponents, of_outputs, inputs)
 
 
 def eight_bits(outputs: int, inputs: int, seed: int, group: int | None) -> StackedFp8:
@@ -105,6 +109,15 @@ def test_widened_weights_are_what_they_stand_for(form: str, outputs: int, inputs
     assert_near(widen(weights_of(weight), DTYPE).numbers, floats(weight))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inputs", [160, 640])
+def test_four_bits_are_widened_as_if_rounded_once(inputs: int, dtype: torch.dtype) -> None:
+    """Powers that half floats do not have, too, where the scale of outputs makes up for them."""
+    weight = four_bits(33, inputs, 1, powers=60)
+    weight.scale_outputs(2.0**14)
+    assert torch.equal(widen(weights_of(weight), dtype).numbers, floats(weight).to(dtype))
+
+
 def test_few_pairs_have_rows_and_many_have_floats() -> None:
     fours, eights = weights_of(four_bits(4, 64, 1)), weights_of(eight_bits(4, 64, 1, None))
     assert takes_rows(fours, 4)
@@ -118,16 +131,18 @@ def test_few_pairs_have_rows_and_many_have_floats() -> None:
     assert not takes_floats(dense, 1 << 20)
 
 
-def test_kernels_and_formats_hold_numbers_alike() -> None:
-    assert FP4_GROUP == GROUP
+def test_kernels_and_formats_have_the_same_blocks() -> None:
+    assert (BLOCK, WORDS) == (words.BLOCK, words.WORDS)
 
 
 def launch(form: int) -> None:
     """Of gpt-oss-20b, with fewer experts, and of 8 bits in blocks of 128."""
     experts, hidden, size = 8, 2880, 2880
     if form == FP4:
-        numbers, exponents = (torch.zeros(experts, 2 * size, hidden // each, dtype=torch.uint8) for each in (2, 32))
-        weight = ExpertWeights(FP4, numbers, hidden, exponents, torch.zeros(experts, 2 * size, 1))
+        blocks = -(-hidden // BLOCK)
+        numbers = torch.zeros(experts, 2 * size, blocks, WORDS, dtype=torch.int32)
+        exponents, scales = numbers[..., 0].contiguous(), torch.zeros(experts, 2 * size, 1)
+        weight = ExpertWeights(FP4, numbers, hidden, exponents, scales)
     else:
         hidden = 2048
         scales = torch.zeros(experts, 2 * size, hidden // 128)
@@ -139,7 +154,7 @@ def launch(form: int) -> None:
         gate_tiles(x, weight, None, to, pairs, activation="silu")
 
 
-@pytest.mark.parametrize(("form", "instruction"), [(FP4, "cp.async.c"), (FP8_FORM, "cvt.rn.f16x2.e4m3x2")])
+@pytest.mark.parametrize(("form", "instruction"), [(FP4, "wgmma"), (FP8_FORM, "cvt.rn.f16x2.e4m3x2")])
 def test_stored_weights_are_read_by_a_hopper_s_own_instructions(
     monkeypatch: pytest.MonkeyPatch, form: int, instruction: str
 ) -> None:

@@ -42,6 +42,6 @@ class StackedFloatsFormat:
     pieces = DenseFormat.pieces
     unit = 1
 
-    def stack(self, tensors: Tensors) -> StackedFloats:
+    def stack(self, tensors: Tensors, _inputs: int) -> StackedFloats:
         """Implement `StackedFormat.stack`."""
         return StackedFloats(tensors["weight"])

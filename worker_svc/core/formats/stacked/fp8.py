@@ -65,6 +65,6 @@ class StackedFp8Format:
         """Implement `StackedFormat.unit`."""
         return self.group or 1
 
-    def stack(self, tensors: Tensors) -> StackedFp8:
+    def stack(self, tensors: Tensors, _inputs: int) -> StackedFp8:
         """Implement `StackedFormat.stack`."""
         return StackedFp8(tensors["weight"], tensors["weight_scale"], self.group)

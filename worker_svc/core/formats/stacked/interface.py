@@ -40,5 +40,5 @@ class StackedFormat(Protocol):
     def unit(self) -> int:
         """Inputs that are held together: ranks part them between such groups."""
 
-    def stack(self, tensors: Tensors) -> StackedWeight:
-        """The weights in tensors by suffix, [experts, ...], which are filled later."""
+    def stack(self, tensors: Tensors, inputs: int, /) -> StackedWeight:
+        """The weights of so many inputs in tensors by suffix, [experts, ...], which are filled later."""

@@ -10,18 +10,12 @@ from torch import Tensor
 from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
 from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.tuning import ADD_ROWS, GATE_ROWS, MOST_ROW_PAIRS
-from worker_svc.core.kernels.experts.weights import (
-    FP4,
-    FP4_GROUP,
-    ExpertWeights,
-    operands,
-    power_of_two,
-    read_fp4,
-)
+from worker_svc.core.kernels.experts.weights import FP4, ExpertWeights, decode_fp4_exactly, operands, read_fp4
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.words import BLOCK
 
 _FP4 = tl.constexpr(FP4)
-_FP4_GROUP = tl.constexpr(FP4_GROUP)
+_BLOCK = tl.constexpr(BLOCK)
 
 
 def takes_rows(weight: ExpertWeights, num_pairs: int) -> bool:
@@ -46,20 +40,21 @@ def _partial(
 ):
     """f32[BLOCK_N]: the sums over BLOCK_K inputs from k on."""
     if FORM == _FP4:
-        GROUPS: tl.constexpr = K // _FP4_GROUP
-        HALF: tl.constexpr = _FP4_GROUP // 2
-        group = k // _FP4_GROUP + tl.arange(0, BLOCK_K // _FP4_GROUP)
-        place = tl.arange(0, HALF)
-        is_there = is_output[:, None] & (group < GROUPS)[None, :]
-        cells = rows[:, None] * GROUPS + group[None, :]
-        numbers = numbers_ptr + cells[:, :, None] * HALF + place[None, None, :]
-        low, high = read_fp4(tl.load(numbers, mask=is_there[:, :, None], other=0), DTYPE)
+        COUNT: tl.constexpr = (K + _BLOCK - 1) // _BLOCK
+        BLOCKS: tl.constexpr = BLOCK_K // _BLOCK
+        BLOCK_N: tl.constexpr = rows.shape[0]
+        block = k // _BLOCK + tl.arange(0, BLOCKS)
+        is_there = is_output[:, None] & (block < COUNT)[None, :]
+        blocks = tl.reshape(rows[:, None] * COUNT + block[None, :], (BLOCK_N * BLOCKS, 1))
+        is_there = tl.reshape(is_there, (BLOCK_N * BLOCKS, 1))
+        words, exponents = read_fp4(numbers_ptr, exponents_ptr, blocks, is_there)
+        numbers = tl.reshape(decode_fp4_exactly(words, exponents, DTYPE), (BLOCK_N, BLOCK_K))
         inputs = k + tl.arange(0, BLOCK_K)
-        x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0).to(tl.float32)
-        low_x, high_x = tl.split(x.reshape(BLOCK_K // _FP4_GROUP, HALF, 2))
-        products = low.to(tl.float32) * low_x[None, :, :] + high.to(tl.float32) * high_x[None, :, :]
-        power = power_of_two(tl.load(exponents_ptr + cells, mask=is_there, other=0))
-        sums = tl.sum(tl.sum(products, 2) * power, 1)
+        x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0)
+        # In the order of words: v, e, h, t, s -> t, v, s, h, e.
+        x = tl.permute(tl.reshape(x, (BLOCKS, 4, 2, 2, 4, 2)), (0, 4, 1, 5, 3, 2))
+        x = tl.reshape(x, (BLOCK_K,)).to(tl.float32)
+        sums = tl.sum(numbers * x[None, :], 1)
     else:
         inputs = k + tl.arange(0, BLOCK_K)
         is_there = is_output[:, None] & (inputs < K)[None, :]
@@ -67,11 +62,11 @@ def _partial(
         x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0).to(tl.float32)
         products = numbers.to(DTYPE).to(tl.float32) * x[None, :]
         if GROUP > 0:
-            COUNT: tl.constexpr = BLOCK_K // GROUP
-            group = k // GROUP + tl.arange(0, COUNT)
+            GROUPS: tl.constexpr = BLOCK_K // GROUP
+            group = k // GROUP + tl.arange(0, GROUPS)
             is_group = is_output[:, None] & (group * GROUP < K)[None, :]
             scales = scales_ptr + rows[:, None] * ((K + GROUP - 1) // GROUP) + group[None, :]
-            of_groups = tl.sum(products.reshape(products.shape[0], COUNT, GROUP), 2)
+            of_groups = tl.sum(products.reshape(products.shape[0], GROUPS, GROUP), 2)
             sums = tl.sum(of_groups * tl.load(scales, mask=is_group, other=0.0), 1)
         else:
             sums = tl.sum(products, 1)

@@ -13,16 +13,17 @@ from worker_svc.core.kernels.experts.tuning import Tile, tile_for
 from worker_svc.core.kernels.experts.weights import (
     FLOATS,
     FP4,
-    FP4_GROUP,
     ExpertWeights,
-    add_fp4_product,
+    decode_fp4,
     operands,
     read,
+    read_fp4,
 )
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
+from worker_svc.core.kernels.words import BLOCK, as_operand, in_order
 
 _FLOATS, _FP4 = tl.constexpr(FLOATS), tl.constexpr(FP4)
-_FP4_GROUP = tl.constexpr(FP4_GROUP)
+_BLOCK = tl.constexpr(BLOCK)
 _COLUMNS = 1024  # of a program that adds up
 
 
@@ -67,15 +68,14 @@ def _add_product(
     FORM: tl.constexpr,
     GROUP: tl.constexpr,
     EVEN: tl.constexpr,
+    WARPS: tl.constexpr,
 ):
-    """Those of one step's inputs more, from k on."""
+    """Those of one step's inputs more, from k on; of FP4 a block's, in the order of `_given`."""
     if FORM == _FP4:
-        byte = k // 2 + tl.arange(0, BLOCK_K // 2)[None, :]
-        group = k // _FP4_GROUP + tl.arange(0, BLOCK_K // _FP4_GROUP)[None, :]
-        packed = read(numbers_ptr + rows * (K // 2) + byte, is_output, byte < K // 2, EVEN, 0)
-        exponents_ptr += rows * (K // _FP4_GROUP) + group
-        exponents = read(exponents_ptr, is_output, group < K // _FP4_GROUP, EVEN, 0)
-        sums = add_fp4_product(sums, packed, exponents, x)
+        COUNT: tl.constexpr = (K + _BLOCK - 1) // _BLOCK
+        words, exponents = read_fp4(numbers_ptr, exponents_ptr, rows * COUNT + k // _BLOCK, is_output)
+        numbers = decode_fp4(words, exponents, x.dtype)
+        sums = tl.dot(as_operand(numbers, rows.shape[0], WARPS), x, sums)
     else:
         inputs = k + tl.arange(0, BLOCK_K)[None, :]
         weight = read(numbers_ptr + rows * K + inputs, is_output, inputs < K, EVEN).to(x.dtype)
@@ -85,6 +85,14 @@ def _add_product(
         else:
             sums = tl.dot(weight, x, sums)
     return sums
+
+
+@triton.jit
+def _given(outputs, FORM: tl.constexpr, WARPS: tl.constexpr):
+    """Outputs in the order in which products have them."""
+    if FORM == _FP4:
+        outputs = in_order(outputs, outputs.shape[0], WARPS)
+    return outputs
 
 
 @triton.jit
@@ -115,6 +123,7 @@ def _gate_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    WARPS: tl.constexpr,
     FORM: tl.constexpr,
     GROUP: tl.constexpr,  # FP8: inputs that share a scale, which a step's do; 0: all
     ACTIVATION: tl.constexpr,
@@ -139,11 +148,16 @@ def _gate_tiles(
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
             gate = _add_product(
-                gate, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output, K, BLOCK_K, FORM, GROUP, EVEN
-            )
+                gate, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
+                K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
+            )  # fmt: skip
             up = _add_product(
-                up, rows + N, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output, K, BLOCK_K, FORM, GROUP, EVEN
-            )
+                up, rows + N, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
+                K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
+            )  # fmt: skip
+        outputs = _given(outputs, FORM, WARPS)
+        is_output = (outputs < N)[:, None]
+        rows = expert * 2 * N + outputs[:, None]
         gate = _scaled(gate, rows, scales_ptr, is_output, FORM, GROUP)
         up = _scaled(up, rows + N, scales_ptr, is_output, FORM, GROUP)
         if WEIGHS:
@@ -177,6 +191,7 @@ def _multiply_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    WARPS: tl.constexpr,
     FORM: tl.constexpr,
     GROUP: tl.constexpr,
     BIAS: tl.constexpr,
@@ -199,8 +214,12 @@ def _multiply_tiles(
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
             product = _add_product(
-                product, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output, K, BLOCK_K, FORM, GROUP, EVEN
-            )
+                product, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
+                K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
+            )  # fmt: skip
+        outputs = _given(outputs, FORM, WARPS)
+        is_output = (outputs < N)[:, None]
+        rows = expert * N + outputs[:, None]
         product = _scaled(product, rows, scales_ptr, is_output, FORM, GROUP)
         if BIAS:
             bias = tl.load(bias_ptr + expert * N + outputs[:, None], mask=is_output, other=0.0)
@@ -267,6 +286,7 @@ def gate_tiles(
         BLOCK_N=tile.outputs,
         BLOCK_K=_step(weight, tile),
         STAGES=tile.stages,
+        WARPS=tile.warps,
         FORM=weight.form,
         GROUP=weight.group,
         ACTIVATION=ACTIVATIONS[activation],
@@ -310,6 +330,7 @@ def add_tiles(
         BLOCK_N=tile.outputs,
         BLOCK_K=_step(weight, tile),
         STAGES=tile.stages,
+        WARPS=tile.warps,
         FORM=weight.form,
         GROUP=weight.group,
         BIAS=bias is not None,

@@ -6,33 +6,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.launch import INTERPRETED
+from worker_svc.core.kernels.words import WORDS, exact, halves, multiply_add
 
 FLOATS, FP8, FP4 = range(3)
-FP4_GROUP = 32  # inputs that share a power of two
-_INTERPRETED = tl.constexpr(INTERPRETED)
-
-
-def _reader(sign: int, rest: int) -> str:
-    """Instructions that make four bf16 of four bits of each byte, which are so far from where they belong: the sign at
-    the top of 16 bits, the rest where exponent and mantissa meet. That is too small by 2^126.
-    """
-    pairs = (
-        f"shl.b32 sign, {pair}, {sign}; and.b32 sign, sign, 0x80008000; "
-        f"shl.b32 rest, {pair}, {rest}; and.b32 rest, rest, 0x01c001c0; "
-        f"or.b32 rest, rest, sign; fma.rn.bf16x2 {out}, rest, power, zero;"
-        for pair, out in (("ab", "$0"), ("cd", "$1"))
-    )
-    return f"""
-    {{
-        .reg .b32 ab, cd, sign, rest, zero, power; mov.b32 zero, 0x80008000; mov.b32 power, 0x7e807e80;
-        prmt.b32 ab, $2, 0, 0x4140; prmt.b32 cd, $2, 0, 0x4342;
-        {" ".join(pairs)}
-    }}
-    """
-
-
-_READ_LOW, _READ_HIGH = tl.constexpr(_reader(12, 6)), tl.constexpr(_reader(8, 2))
+_WORDS = tl.constexpr(WORDS)
+# Of two bf16: all bits that a number has, those of its sign and its exponent, and that of its mantissa.
+_ALL, _SIGNS_AND_TOPS, _LOWS = tl.constexpr(-0x7E3F7E40), tl.constexpr(-0x7E7F7E80), tl.constexpr(0x00400040)
+_TWICE = tl.constexpr(0x00800080)  # times the bits of an exponent: two bf16 with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +20,9 @@ class ExpertWeights:
     """The weights of the products of all experts, [experts, outputs, inputs]."""
 
     form: int
-    numbers: Tensor  # [experts, outputs, inputs]; FP4: u8[experts, outputs, inputs / 2], the lower four bits first
+    numbers: Tensor  # [experts, outputs, inputs]; FP4: i32[experts, outputs, blocks, WORDS]
     inputs: int
-    exponents: Tensor | None = None  # FP4: u8[experts, outputs, inputs / FP4_GROUP], at most 127, which stands for 1
+    exponents: Tensor | None = None  # FP4: i32[experts, outputs, blocks], four bytes each: at most 127, which is for 1
     scales: Tensor | None = None  # FP8: f32[experts, outputs, groups], FP4: f32[experts, outputs, 1]
     group: int = 0  # FP8: inputs that share a scale; 0: all
 
@@ -64,54 +44,59 @@ def operands(weight: ExpertWeights, x: Tensor, bias: Tensor | None) -> tuple[Ten
 
 
 @triton.jit
-def _e2m1(bits):
-    """The floats that numbers of 4 bits stand for, in fp32."""
-    magnitude = bits & 7
-    small = (magnitude & 1).to(tl.float32) * 0.5
-    large = (((magnitude >> 1) + 126) << 23 | (magnitude & 1) << 22).to(tl.float32, bitcast=True)
-    value = tl.where(magnitude < 2, small, large)
-    return tl.where(bits & 8 != 0, -value, value)
+def _rotated(words, LEFT: tl.constexpr):
+    """Words i32 rotated by so many bits."""
+    bits = words.to(tl.uint32, bitcast=True)
+    return ((bits << LEFT) | (bits >> (32 - LEFT))).to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def read_fp4(packed, dtype: tl.constexpr):
-    """packed u8[...] -> the floats in the lower and in the upper bits of each byte, without their powers of two."""
-    if _INTERPRETED or dtype != tl.bfloat16:
-        bits = packed.to(tl.int32)
-        low, high = _e2m1(bits & 15).to(dtype), _e2m1(bits >> 4).to(dtype)
+def _floats(pairs, powers, dtype: tl.constexpr):
+    """Pairs of numbers with their bits where a bf16 has its, i32[rows, 16], times powers bf16[rows, 16, 2]."""
+    # They are too small by 2^126, subnormal ones, too; powers are too large by that.
+    numbers = halves(pairs, tl.bfloat16)
+    if dtype == tl.bfloat16:
+        # Zeros keep their sign.
+        numbers = multiply_add(numbers, powers, tl.full(numbers.shape, -0.0, tl.float32).to(dtype))
     else:
-        low = tl.inline_asm_elementwise(_READ_LOW, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4)
-        high = tl.inline_asm_elementwise(_READ_HIGH, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4)
-    return low, high
+        numbers = (exact(numbers) * exact(powers)).to(dtype)
+    return numbers
 
 
 @triton.jit
-def power_of_two(exponents):
-    """exponents u8 -> f32: 127 stands for 1; of 0 it is zero."""
-    return (exponents.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+def decode_fp4(words, exponents, dtype: tl.constexpr):
+    """words i32[rows, 16], exponents i32[rows, 1], both of a block of inputs -> the floats that they stand for, but for
+    the scale of their output, [rows, 16, 2, 2, 2]: by word, half of it, and place of the pair.
+    """
+    # The rotations of `formats.stacked.fp4`; words are of the block's groups in turn.
+    shifts = tl.arange(0, _WORDS) % 4 * 8
+    powers = halves(((exponents >> shifts[None, :]) & 0xFF) * _TWICE + 126 * _TWICE, tl.bfloat16)
+    last = (_rotated(words, 26) & _SIGNS_AND_TOPS) | ((words << 2) & _LOWS)
+    even = tl.join(_floats(words & _ALL, powers, dtype), _floats((words << 6) & _ALL, powers, dtype))
+    odd = tl.join(_floats(_rotated(words, 28) & _ALL, powers, dtype), _floats(last, powers, dtype))
+    return tl.join(even, odd)
 
 
 @triton.jit
-def add_fp4_product(sums, packed, exponents, x):
-    """sums + weight @ x [inputs, rows]: packed u8[outputs, inputs / 2], exponents u8[outputs, inputs / FP4_GROUP]."""
-    if _INTERPRETED:
-        OUTPUTS: tl.constexpr = packed.shape[0]
-        INPUTS: tl.constexpr = 2 * packed.shape[1]
-        GROUPS: tl.constexpr = exponents.shape[1]
-        low, high = read_fp4(packed, tl.float32)
-        numbers = tl.join(low, high).reshape(OUTPUTS, GROUPS, INPUTS // GROUPS)
-        weight = (numbers * power_of_two(exponents)[:, :, None]).reshape(OUTPUTS, INPUTS)
-        sums = tl.dot(weight.to(x.dtype), x, sums)
-    else:
-        form: tl.constexpr = "bf16" if x.dtype == tl.bfloat16 else "fp16"
-        sums = tl.dot_scaled(packed, exponents, "e2m1", x, None, form, sums, fast_math=True)
-    return sums
+def decode_fp4_exactly(words, exponents, dtype: tl.constexpr):
+    """As `decode_fp4`, in fp32, not rounded; dtype: of what they are multiplied with, or rounded to."""
+    # Half floats of 16 bits have no powers as small as these may be.
+    return decode_fp4(words, exponents, tl.bfloat16 if dtype == tl.bfloat16 else tl.float32).to(tl.float32)
 
 
 @triton.jit
-def read(numbers_ptr, is_output, is_input, EVEN: tl.constexpr, NOTHING: tl.constexpr = 0.0):
-    """A tile of numbers, NOTHING where there is none; EVEN: no inputs are missing."""
+def read_fp4(numbers_ptr, exponents_ptr, rows, is_there):
+    """Words i32[rows, 16] and exponents i32[rows, 1] of the blocks `rows` i64[rows, 1], noughts where there is none."""
+    words = tl.load(numbers_ptr + rows * _WORDS + tl.arange(0, _WORDS)[None, :], mask=is_there, other=0)
+    ROWS: tl.constexpr = rows.shape[0]
+    places, is_row = tl.reshape(rows, (ROWS,)), tl.reshape(is_there, (ROWS,))
+    return words, tl.load(exponents_ptr + places, mask=is_row, other=0)[:, None]
+
+
+@triton.jit
+def read(numbers_ptr, is_output, is_input, EVEN: tl.constexpr):
+    """A tile of numbers, zero where there is none; EVEN: no inputs are missing."""
     if EVEN:
-        return tl.load(numbers_ptr, mask=is_output, other=NOTHING)
+        return tl.load(numbers_ptr, mask=is_output, other=0.0)
     else:  # noqa: RET505  (the compiler would go on after the return)
-        return tl.load(numbers_ptr, mask=is_output & is_input, other=NOTHING)
+        return tl.load(numbers_ptr, mask=is_output & is_input, other=0.0)

@@ -7,19 +7,12 @@ import triton
 import triton.language as tl
 
 from worker_svc.core.kernels.experts.tuning import FEWEST_WIDENED_PAIRS
-from worker_svc.core.kernels.experts.weights import (
-    FLOATS,
-    FP4,
-    FP4_GROUP,
-    ExpertWeights,
-    operands,
-    power_of_two,
-    read_fp4,
-)
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, ExpertWeights, decode_fp4_exactly, operands, read_fp4
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.words import BLOCK
 
 _FP4 = tl.constexpr(FP4)
-_FP4_GROUP = tl.constexpr(FP4_GROUP)
+_BLOCK = tl.constexpr(BLOCK)
 _OUTPUTS, _INPUTS = 16, 512  # of a program
 
 
@@ -51,18 +44,17 @@ def _widen(
     inputs = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     is_input = is_output[:, None] & (inputs < K)[None, :]
     if FORM == _FP4:
-        byte = tl.program_id(0) * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
-        group = tl.program_id(0) * (BLOCK_K // _FP4_GROUP) + tl.arange(0, BLOCK_K // _FP4_GROUP)
-        is_there = is_output[:, None] & (byte < K // 2)[None, :]
-        low, high = read_fp4(
-            tl.load(numbers_ptr + rows[:, None] * (K // 2) + byte[None, :], mask=is_there, other=0), dtype
-        )
-        is_group = is_output[:, None] & (group < K // _FP4_GROUP)[None, :]
-        exponents = exponents_ptr + rows[:, None] * (K // _FP4_GROUP) + group[None, :]
-        power = power_of_two(tl.load(exponents, mask=is_group, other=0))
-        power *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)[:, None]
-        numbers = tl.join(low, high).to(tl.float32).reshape(BLOCK_N, BLOCK_K // _FP4_GROUP, _FP4_GROUP)
-        numbers = (numbers * power[:, :, None]).reshape(BLOCK_N, BLOCK_K)
+        COUNT: tl.constexpr = (K + _BLOCK - 1) // _BLOCK
+        BLOCKS: tl.constexpr = BLOCK_K // _BLOCK
+        block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+        is_there = tl.reshape(is_output[:, None] & (block < COUNT)[None, :], (BLOCK_N * BLOCKS, 1))
+        blocks = tl.reshape(rows[:, None] * COUNT + block[None, :], (BLOCK_N * BLOCKS, 1))
+        words, exponents = read_fp4(numbers_ptr, exponents_ptr, blocks, is_there)
+        numbers = decode_fp4_exactly(words, exponents, dtype)
+        # t, v, s, h, e -> v, e, h, t, s
+        numbers = tl.permute(tl.reshape(numbers, (BLOCK_N, BLOCKS, 4, 4, 2, 2, 2)), (0, 1, 3, 6, 5, 2, 4))
+        numbers = tl.reshape(numbers, (BLOCK_N, BLOCK_K))
+        numbers *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)[:, None]
     else:
         numbers = tl.load(numbers_ptr + rows[:, None] * K + inputs[None, :], mask=is_input, other=0.0).to(tl.float32)
         if GROUP > 0:

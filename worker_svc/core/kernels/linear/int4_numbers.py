@@ -13,10 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import INTERPRETED
+from worker_svc.core.kernels.words import as_operand, exact, halves, multiply_add
 
-BLOCK = 128  # inputs of a row that stand together
-WORDS = 16  # that these take
-_BLOCK, _WORDS = tl.constexpr(BLOCK), tl.constexpr(WORDS)
 _ASM = tl.constexpr(not INTERPRETED)  # the interpreter knows no instructions of a device
 
 _LOW, _HIGH = tl.constexpr(0x000F000F), tl.constexpr(0x00F000F0)  # of each half of a word
@@ -41,31 +39,6 @@ class Int4Weight(Protocol):
 
 
 @triton.jit
-def _exact(values):
-    """Half floats as f32: by their bits, since the interpreter loses small ones."""
-    if values.dtype == tl.bfloat16:
-        return (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    return values.to(tl.float32)
-
-
-@triton.jit
-def _multiply_add(a, b, c):
-    """a * b + c of pairs of half floats, rounded once."""
-    if _ASM:
-        if a.dtype == tl.bfloat16:
-            y = tl.inline_asm_elementwise(
-                "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.bfloat16, is_pure=True, pack=2
-            )
-        else:
-            y = tl.inline_asm_elementwise(
-                "fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.float16, is_pure=True, pack=2
-            )
-    else:
-        y = (_exact(a) * _exact(b) + _exact(c)).to(a.dtype)
-    return y
-
-
-@triton.jit
 def _multiply(a, b):
     """a * b of pairs of half floats."""
     if _ASM:
@@ -78,7 +51,7 @@ def _multiply(a, b):
                 "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.float16, is_pure=True, pack=2
             )
     else:
-        y = (_exact(a) * _exact(b)).to(a.dtype)
+        y = (exact(a) * exact(b)).to(a.dtype)
     return y
 
 
@@ -107,20 +80,14 @@ def _negative_zero_of(packed, dtype: tl.constexpr):
 
 
 @triton.jit
-def _halves(words, dtype: tl.constexpr):
-    """i32[rows, words] -> half floats [rows, words, 2] with these bits."""
-    return tl.join(words.to(tl.int16), (words >> 16).to(tl.int16)).to(dtype, bitcast=True)
-
-
-@triton.jit
 def _decode_pairs(words, packed, dtype: tl.constexpr, IS_HIGH: tl.constexpr, SCALED: tl.constexpr):
     """Masked words [rows, 16] and their groups' scales and zeros, i32[rows, 1 or 16] -> [rows, 16, 2]."""
-    pairs = _halves(words, dtype)
+    pairs = halves(words, dtype)
     of_bf16: tl.constexpr = 2.0**122 if IS_HIGH else 2.0**126
     of_fp16: tl.constexpr = 2.0**11 if IS_HIGH else 2.0**15
     up: tl.constexpr = of_bf16 if dtype == tl.bfloat16 else of_fp16
     zeros = tl.broadcast_to(_negative_zero_of(packed, dtype)[:, :, None], pairs.shape)
-    numbers = _multiply_add(pairs, tl.full(pairs.shape, up, tl.float32).to(dtype), zeros)
+    numbers = multiply_add(pairs, tl.full(pairs.shape, up, tl.float32).to(dtype), zeros)
     if SCALED:
         # A scale in two parts: the product is rounded once, as the widened weight is.
         scale = scale_of(packed) * (1.0 / unit(dtype))
@@ -128,7 +95,7 @@ def _decode_pairs(words, packed, dtype: tl.constexpr, IS_HIGH: tl.constexpr, SCA
         rest = (scale - first.to(tl.float32)).to(dtype)
         first = tl.broadcast_to(first[:, :, None], pairs.shape)
         rest = tl.broadcast_to(rest[:, :, None], pairs.shape)
-        numbers = _multiply_add(numbers, first, _multiply(numbers, rest))
+        numbers = multiply_add(numbers, first, _multiply(numbers, rest))
     return numbers
 
 
@@ -140,7 +107,7 @@ def decode(
 
     packed, packed_odd: i32[ROWS, 1 or 16], the scales and zeros of each word's first 16 inputs and of its others.
 
-    Rows come out in the order of `in_order`, in which a thread has just those numbers that matrix units want of it.
+    Rows come out in the order of `in_order`.
     """
     above = words >> 8
     even = tl.join(
@@ -152,14 +119,4 @@ def decode(
         _decode_pairs(above & _HIGH, packed_odd, dtype, True, SCALED),
     )
     numbers = tl.join(even, odd)  # [ROWS, 16, 2, 2, 2]: pair, eight inputs, sixteen inputs
-    HIGH: tl.constexpr = ROWS // (16 * WARPS)
-    numbers = tl.reshape(numbers, (HIGH, 2, WARPS, 8, 4, 4, 2, 2, 2))
-    numbers = tl.permute(numbers, (0, 2, 1, 3, 5, 8, 7, 4, 6))
-    return tl.reshape(numbers, (ROWS, _BLOCK))
-
-
-@triton.jit
-def in_order(values, ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """Values of the rows that `decode` reads, in the order in which it gives them: [ROWS]."""
-    HIGH: tl.constexpr = ROWS // (16 * WARPS)
-    return tl.reshape(tl.permute(tl.reshape(values, (HIGH, 2, WARPS, 8)), (0, 2, 1, 3)), (ROWS,))
+    return as_operand(numbers, ROWS, WARPS)

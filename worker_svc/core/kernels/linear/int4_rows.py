@@ -6,10 +6,11 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import INTERPRETED, has_dependent_launch, options, release, wait
-from worker_svc.core.kernels.linear.int4_numbers import Int4Weight, decode, in_order, scale_of, unit
+from worker_svc.core.kernels.linear.int4_numbers import Int4Weight, decode, scale_of, unit
 from worker_svc.core.kernels.linear.ways import MOST_INT4_TILES, Int4Tile
+from worker_svc.core.kernels.words import BLOCK, WORDS, in_order
 
-_BLOCK, _WORDS = tl.constexpr(128), tl.constexpr(16)
+_BLOCK, _WORDS = tl.constexpr(BLOCK), tl.constexpr(WORDS)
 _ASM = tl.constexpr(not INTERPRETED)
 
 

@@ -6,10 +6,11 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
-from worker_svc.core.kernels.linear.int4_numbers import BLOCK, Int4Weight, decode, in_order
+from worker_svc.core.kernels.linear.int4_numbers import Int4Weight, decode
 from worker_svc.core.kernels.linear.int4_rows import groups_of
+from worker_svc.core.kernels.words import BLOCK, WORDS, in_order
 
-_BLOCK, _WORDS = tl.constexpr(128), tl.constexpr(16)
+_BLOCK, _WORDS = tl.constexpr(BLOCK), tl.constexpr(WORDS)
 _OUTPUTS, _WARPS = 64, 4
 _SMALL_GROUPS = (16, 32, 64)
 
