@@ -28,17 +28,17 @@ class RowsTile:
     warps: int
 
 
-# By the form of weights, and up to so many pairs that an expert has in the mean. A tile of few pairs has room for twice
-# the mean, as weights are read again for a second one.
+# By the form of weights, and up to so many pairs that an expert has in the mean. Tiles have room for more than the
+# mean, as weights are read again for a second one.
 _TILES = {
     FLOATS: {8: Tile(16, 64, 128, 4, 4), 24: Tile(32, 64, 128, 4, 4), 32: Tile(64, 128, 64, 4, 4)},
     FP8: {8: Tile(16, 32, 128, 2, 3), 16: Tile(32, 64, 128, 2, 3)},
-    FP4: {8: Tile(16, 64, 128, 4, 3), 24: Tile(32, 64, 128, 4, 3)},
+    FP4: {8: Tile(16, 64, 128, 4, 4)},
 }
 _LARGEST = {
     FLOATS: Tile(128, 128, 64, 8, 4),
     FP8: Tile(64, 64, 128, 4, 3),
-    FP4: Tile(64, 128, 128, 8, 3),
+    FP4: Tile(32, 64, 128, 4, 3),
 }
 # Pairs up to which rows are multiplied without tensor cores, and pairs of an expert, in the mean, from which on weights
 # are widened first; of FP4, where that begins to pay lies between 32, where it does not, and 512, where it does.
