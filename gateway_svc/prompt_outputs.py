@@ -53,7 +53,7 @@ def prompt_reader(delivery: Delivery, vocabulary: Vocabulary, form: ReplyForm) -
 
 
 async def _spell(vocabulary: Vocabulary, token_ids: TokenIds) -> list[bytes]:
-    """See `Vocabulary.spell`; while no tokenizer answers, one is waited for, as workers are: the call has begun."""
+    """The bytes of each token. While no tokenizer answers, one is waited for, as workers are: the call has begun."""
     while True:
         try:
             return await vocabulary.spell(token_ids)

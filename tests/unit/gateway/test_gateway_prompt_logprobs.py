@@ -334,7 +334,7 @@ class Vocabulary:
 
 
 def read_with(vocabulary: Vocabulary) -> Any:
-    """What a call gets of its prompt."""
+    """Read the outputs of a prompt, as a call does."""
 
     async def read_prompt_output(request_id: bytes, model_digest: bytes) -> bytes:
         assert (request_id, model_digest) == (b"r" * 16, b"m")

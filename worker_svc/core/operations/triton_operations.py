@@ -138,7 +138,7 @@ class TritonOperations:
         return x
 
     def _gated(self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer, activation: Activation) -> Tensor | None:
-        """See `Multiplier.gated`."""
+        """activation(gate) * up by a product that takes it along; None: there is none of so many rows."""
         assert activation != "clamped_silu", "only experts have it"
         is_gelu = activation == "gelu_tanh"
         return self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias, is_gelu=is_gelu)
