@@ -5,6 +5,8 @@ told before it.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+import structlog
+
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
@@ -20,8 +22,12 @@ from gateway_svc.large import off_loop
 from gateway_svc.outbox import RETRY_S
 from gateway_svc.vocabulary import Vocabulary
 from servicekit.bus.calls import KeepPromptOutput
+from servicekit.reminder import Reminder
 
 PromptReader = Callable[[int, bytes], Awaitable[PromptOutput | None]]  # of a prompt of the call, by a model
+
+_logger = structlog.stdlib.get_logger(__name__)
+_reminder = Reminder()  # of all calls
 
 _VECTOR_COST = 16  # bytes of anything else that take as long to be read as one of a vector: it becomes numbers
 
@@ -60,6 +66,8 @@ async def _spell(vocabulary: Vocabulary, token_ids: TokenIds) -> list[bytes]:
         except PenstockError as error:
             if error.code is not ErrorCode.UNAVAILABLE:
                 raise
+            if _reminder.is_due():
+                _logger.warning("logprobs of prompts wait for a tokenizer", why=error.message)
             await asyncio.sleep(RETRY_S)
 
 
