@@ -180,7 +180,7 @@ def test_a_seed_draws_models_as_large_as_8b_that_no_table_is_about() -> None:
         }
 
 
-@pytest.mark.parametrize("name", ["9b", "drawn-1", "drawn-1-x", "drawn--1-1"])
+@pytest.mark.parametrize("name", ["9b", "drawn-1", "drawn-1-x", "drawn--1-1", "8b-zipf"])
 def test_a_shape_that_is_not_there_is_an_error_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"no shape is called {name}"):
         find_shape(name)
