@@ -24,6 +24,7 @@ case "$address $*" in
     echo "$look" >"$LOOKS"
     if [ "$look" -lt {PROMOTED_AT} ]; then
       printf 'role:slave\\nmaster_host:127.0.0.1\\nmaster_port:2\\nmaster_link_status:up\\nmaster_sync_in_progress:0\\n'
+      printf 'master_replid:0\\n'
     else
       echo role:master
     fi
@@ -40,13 +41,31 @@ esac
 """
 
 
+# Another: this server is a replica that copied by SYNC, until its link is dropped.
+COPIED_BY_SYNC = f"""#!/bin/sh
+address="$2:$4"
+shift 4
+case "$address $*" in
+  "{SELF} INFO replication")
+    look=$(cat "$LOOKS" 2>/dev/null || echo 0)
+    echo "$((look + 1))" >"$LOOKS"
+    printf 'role:slave\\nmaster_host:127.0.0.1\\nmaster_port:2\\nmaster_link_status:up\\nmaster_sync_in_progress:0\\n'
+    if [ -e "$ORDERS" ]; then echo master_replid:1f3828; else echo master_replid:; fi
+    ;;
+  *GET-MASTER-ADDR-BY-NAME*) printf '127.0.0.1\\n2\\n' ;;
+  *REPLICAOF* | *KILL*) echo "$*" >>"$ORDERS" ;;
+esac
+"""
+
+
 def program(path: Path, text: str) -> str:
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
 
-def test_a_replica_that_was_promoted_between_two_looks_stays_the_primary(tmp_path: Path) -> None:
+def orders_of(tmp_path: Path, client: str) -> str:
+    """The orders that a server which holds data gives itself in so many looks."""
     (tmp_path / "appendonlydir").mkdir()
     (tmp_path / "holds-data").write_text("1600000000")
     looks, orders = tmp_path / "looks", tmp_path / "orders"
@@ -55,7 +74,7 @@ def test_a_replica_that_was_promoted_between_two_looks_stays_the_primary(tmp_pat
         "LOOKS": str(looks),
         "ORDERS": str(orders),
         "VALKEY_SERVER": program(tmp_path / "server", "#!/bin/sh\nexec sleep 600\n"),
-        "VALKEY_CLI": program(tmp_path / "client", CLIENT),
+        "VALKEY_CLI": program(tmp_path / "client", client),
         "SELF": SELF,
         "PEERS": f"{SELF} {OTHER}",
         "SENTINELS": " ".join(SENTINELS),
@@ -74,4 +93,12 @@ def test_a_replica_that_was_promoted_between_two_looks_stays_the_primary(tmp_pat
     finally:
         os.killpg(server.pid, 9)
         server.wait()
-    assert not orders.exists(), orders.read_text()
+    return orders.read_text() if orders.exists() else ""
+
+
+def test_a_replica_that_was_promoted_between_two_looks_stays_the_primary(tmp_path: Path) -> None:
+    assert orders_of(tmp_path, CLIENT) == ""
+
+
+def test_a_replica_that_copied_by_sync_links_again_once_since_it_would_acknowledge_nothing(tmp_path: Path) -> None:
+    assert orders_of(tmp_path, COPIED_BY_SYNC) == "CLIENT KILL TYPE master\n"

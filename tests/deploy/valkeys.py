@@ -291,7 +291,17 @@ class Valkeys:
         return primary
 
     def describe(self) -> str:
-        return "; ".join(f"{each.address}: {each.log()[-600:]}" for each in (*self.servers, *self.sentinels))
+        """What each server is, whom each Sentinel names, and the ends of all logs."""
+        states = [f"{each.address} is {each.info()}" for each in self.servers]
+        for sentinel in self.sentinels:
+            try:
+                with sentinel.client() as client:
+                    named = str(client.sentinel_get_master_addr_by_name(NAME))
+            except (RedisError, OSError) as error:
+                named = f"nobody ({error})"
+            states.append(f"{sentinel.address} names {named}")
+        logs = [f"{each.address}: {each.log()[-600:]}" for each in (*self.servers, *self.sentinels)]
+        return "; ".join((*states, *logs))
 
 
 class Writes:

@@ -5,7 +5,7 @@
 # while a replica has data, for the replica would then copy the emptiness. So no server decides by itself what it is:
 #
 # 1. Every server starts as a replica of nobody: it answers INFO, but no data (`replica-serve-stale-data no`), takes no
-#    writes, and gives no replica a copy, as it has no link to a primary itself (NOMASTERLINK).
+#    writes, and gives no replica a copy, as it has no link to a primary itself (MASTERDOWN).
 # 2. It becomes what a majority of the Sentinels has named in three looks in a row, a second apart, while none of them was
 #    promoting anybody and its own role did not change: the primary, or a replica of the primary. So a former primary
 #    comes back as a replica of whoever was promoted, also one that was only suspended. (Whom a Sentinel has just promoted
@@ -130,6 +130,12 @@ step() {
     mark
   elif [ "$(field master_link_status "$mine")" = up ] && [ "$(field master_sync_in_progress "$mine")" = 0 ]; then
     mark
+    # A primary that was a replica until a moment ago refuses PSYNC with an error that replicas take for another one: they
+    # ask for SYNC, and then acknowledge nothing by themselves and copy everything again after each lost link.
+    if [ -z "$(field master_replid "$mine")" ]; then
+      log "copied by SYNC: linking again, by PSYNC"
+      ask "$SELF" CLIENT KILL TYPE master >/dev/null
+    fi
   fi
   named=$(named_primary)
   if [ -z "$named" ] || [ "$named" != "$last_named" ] || failover_runs; then
