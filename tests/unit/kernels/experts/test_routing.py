@@ -39,21 +39,26 @@ def test_the_best_experts_and_their_weights_are_those_of_torch(rows: int, expert
         experts = 16
     correction = None if spec.correction is None else randn(experts, seed=3, dtype=torch.float32)
     bias = randn(experts, seed=4) if rows in (5, 16) else None
-    router = Router(spec, randn(experts, 200, seed=1, scale=0.2), correction, bias)
-    x = randn(rows, 200, seed=2)
+    router = Router(spec, randn(experts, 500, seed=1, scale=0.1), correction, bias)
+    x = randn(rows, 500, seed=2)
     logits = score_experts(x, router.weight, router.bias)
     expected = x.double() @ router.weight.double().t()
-    assert_near(logits, expected if router.bias is None else expected + router.bias.double(), 1e-5)
+    assert_near(logits.sum(0), expected if router.bias is None else expected + router.bias.double(), 1e-5)
     routed = choose_experts(logits, correction, choosing_of(spec))
     ids, weights = expected_experts(x, router)
     assert routed.ids.long().equal(ids)
     assert_near(routed.weights, weights, 1e-4)
 
 
+def test_scores_of_a_chunk_of_a_prompt_are_those_of_torch() -> None:
+    x, weight = randn(1030, 300, seed=1), randn(70, 300, seed=2, scale=0.1)
+    assert_near(score_experts(x, weight, None).sum(0), x.double() @ weight.double().t(), 1e-5)
+
+
 def test_of_experts_that_are_as_good_the_first_are_chosen_whatever_rows_stand_beside() -> None:
     logits = torch.zeros(3, 8, device=DEVICE)
     logits[1, 5] = 1.0
-    assert choose_experts(logits, None, choosing_of(SPEC)).ids.tolist() == [[0, 1, 2], [5, 0, 1], [0, 1, 2]]
+    assert choose_experts(logits[None], None, choosing_of(SPEC)).ids.tolist() == [[0, 1, 2], [5, 0, 1], [0, 1, 2]]
 
 
 def test_of_logits_whose_sigmoids_are_all_one_the_largest_are_chosen() -> None:
@@ -61,7 +66,7 @@ def test_of_logits_whose_sigmoids_are_all_one_the_largest_are_chosen() -> None:
     logits = torch.tensor([[30.0, 40.0, -3.0, 50.0]], device=DEVICE)
     router = Router(spec, logits.t())
     ids, weights = expected_experts(torch.ones(1, 1, device=DEVICE), router)
-    routed = choose_experts(logits, None, choosing_of(spec))
+    routed = choose_experts(logits[None], None, choosing_of(spec))
     assert routed.ids.tolist() == ids.tolist() == [[3, 1]]
     assert routed.weights.tolist() == weights.tolist() == [[1.0, 1.0]]
 
@@ -71,11 +76,11 @@ def test_of_logits_whose_sigmoids_are_all_one_the_largest_are_chosen() -> None:
 def test_rows_that_are_no_numbers_still_name_experts(spec: RouterSpec) -> None:
     logits = torch.full((2, 12), torch.nan, device=DEVICE)
     correction = torch.zeros(12, device=DEVICE) if spec.correction is not None else None
-    ids = choose_experts(logits, correction, choosing_of(spec)).ids
+    ids = choose_experts(logits[None], correction, choosing_of(spec)).ids
     assert bool(((ids >= 0) & (ids < 12)).all())
 
 
-@pytest.mark.parametrize("pairs", [(1, 2), (700, 3)])
+@pytest.mark.parametrize("pairs", [(1, 2), (700, 3), (1500, 3)])
 def test_pairs_are_sorted_by_expert_and_keep_their_order(pairs: tuple[int, int]) -> None:
     ids = torch.randint(0, 9, pairs, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.int32)
     ids[ids == 4] = 7  # nobody's

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
-_BLOCK = 16  # rows and experts of a program that scores, the fewest that can be multiplied
-_INPUTS = 128  # of a step of its loop
+_BLOCK, _LARGE_BLOCK = 16, 64  # rows and experts of a program that scores: the fewest that can be multiplied, and more
+_FEWEST_LARGE_ROWS = 1024  # that are scored by larger programs
+_INPUTS, _STEPS = 128, 3  # inputs of a step, and steps of a program: few, as each waits for memory
 _MOST_SINGLE_ROWS, _MOST_SINGLE_INPUTS = 8, 8192  # that are scored one by one, without tensor cores
 _SINGLE_EXPERTS = 2  # of a program that does so
-_PAIRS = 1024  # that are looked at at once when they are sorted
+_PAIRS, _MANY_PAIRS = 1024, 8192  # that are looked at at once when they are sorted, and where there are more than some
+_SOME_PAIRS = 4096
 _TINY = tl.constexpr(1e-20)  # beside the sum that weights are divided by
 
 
@@ -56,32 +58,34 @@ def _score_experts(
     x_ptr,  # [M, K]
     weight_ptr,  # [EXPERTS, K]
     bias_ptr,  # [EXPERTS]
-    out_ptr,  # f32[M, EXPERTS]
+    out_ptr,  # f32[splits, M, EXPERTS]
     M,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STEPS: tl.constexpr,
     BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     experts = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_row, is_expert = rows < M, experts < EXPERTS
-    inputs = tl.arange(0, BLOCK_K)
+    split = tl.program_id(2)
+    inputs = split * STEPS * BLOCK_K + tl.arange(0, BLOCK_K)
     xs = x_ptr + rows[None, :].to(tl.int64) * K + inputs[:, None]
     weights = weight_ptr + experts[:, None] * K + inputs[None, :]
     wait(DEPENDENT)
     release(DEPENDENT)
     acc = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k in range(0, K, BLOCK_K):
+    for k in tl.static_range(0, STEPS * BLOCK_K, BLOCK_K):
         is_input = inputs + k < K
         weight = tl.load(weights + k, mask=is_expert[:, None] & is_input[None, :], other=0.0)
         x = tl.load(xs + k, mask=is_row[None, :] & is_input[:, None], other=0.0)
         acc = tl.dot(weight, x, acc)
     if BIAS:
-        acc += tl.load(bias_ptr + experts, mask=is_expert, other=0.0).to(tl.float32)[:, None]
-    outs = out_ptr + rows[None, :].to(tl.int64) * EXPERTS + experts[:, None]
+        acc += tl.load(bias_ptr + experts, mask=is_expert & (split == 0), other=0.0).to(tl.float32)[:, None]
+    outs = out_ptr + (split * M + rows[None, :]).to(tl.int64) * EXPERTS + experts[:, None]
     tl.store(outs, acc, mask=is_row[None, :] & is_expert[:, None])
 
 
@@ -114,11 +118,15 @@ def _score_row(
 
 
 def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias in fp32: x [rows, inputs], weight [experts, inputs], bias [experts] -> f32[rows, experts]."""
+    """Parts whose sum is x @ weight.T + bias: x [rows, inputs], weight [experts, inputs], bias [experts] -> f32[parts,
+    rows, experts].
+    """
     rows, inputs = x.shape
-    out = torch.empty(rows, len(weight), dtype=torch.float32, device=x.device)
+    is_single = rows <= _MOST_SINGLE_ROWS and inputs <= _MOST_SINGLE_INPUTS
+    parts = 1 if is_single else triton.cdiv(inputs, _STEPS * _INPUTS)
+    out = torch.empty(parts, rows, len(weight), dtype=torch.float32, device=x.device)
     dependent = has_dependent_launch(x.device)
-    if rows <= _MOST_SINGLE_ROWS and inputs <= _MOST_SINGLE_INPUTS:
+    if is_single:
         _score_row[(rows, triton.cdiv(len(weight), _SINGLE_EXPERTS))](
             x,
             weight,
@@ -132,7 +140,8 @@ def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             **options(warps=4, dependent=dependent),
         )
         return out
-    _score_experts[(triton.cdiv(rows, _BLOCK), triton.cdiv(len(weight), _BLOCK))](
+    block = _LARGE_BLOCK if rows >= _FEWEST_LARGE_ROWS else _BLOCK
+    _score_experts[(triton.cdiv(rows, block), triton.cdiv(len(weight), block), parts)](
         x,
         weight,
         weight if bias is None else bias,
@@ -140,8 +149,9 @@ def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows,
         K=inputs,
         EXPERTS=len(weight),
-        BLOCK=_BLOCK,
+        BLOCK=block,
         BLOCK_K=_INPUTS,
+        STEPS=_STEPS,
         BIAS=bias is not None,
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
@@ -172,13 +182,16 @@ def _in_best_groups(
     return tl.where(is_chosen, choice, float("-inf"))
 
 
-@triton.jit
+# Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
+@triton.jit(do_not_specialize=["rows"])
 def _choose_experts(
-    logits_ptr,  # f32[rows, EXPERTS]
+    logits_ptr,  # f32[PARTS, rows, EXPERTS]
     correction_ptr,  # f32[EXPERTS]: added for the choice alone
     ids_ptr,  # i32[rows, TOP_K]
     weights_ptr,  # f32[rows, TOP_K]
     scale,
+    rows,
+    PARTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
     SIGMOID: tl.constexpr,
@@ -197,7 +210,9 @@ def _choose_experts(
     is_expert = experts < EXPERTS
     wait(DEPENDENT)
     release(DEPENDENT)
-    logits = tl.load(logits_ptr + row * EXPERTS + experts, mask=is_expert, other=float("-inf"))
+    logits = tl.zeros((PADDED,), tl.float32)
+    for part in tl.static_range(PARTS):
+        logits += tl.load(logits_ptr + (part * rows + row) * EXPERTS + experts, mask=is_expert, other=float("-inf"))
     if SIGMOID:
         scores = tl.sigmoid(logits)
     else:
@@ -226,8 +241,10 @@ def _choose_experts(
 
 
 def choose_experts(logits: Tensor, correction: Tensor | None, choosing: Choosing) -> Routed:
-    """The best experts of each row: logits f32[rows, experts], correction f32[experts]."""
-    rows, experts = logits.shape
+    """The best experts of each row: logits f32[parts, rows, experts], which are to be added up, correction
+    f32[experts].
+    """
+    parts, rows, experts = logits.shape
     ids = torch.empty(rows, choosing.top_k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, choosing.top_k, dtype=torch.float32, device=logits.device)
     dependent = has_dependent_launch(logits.device)
@@ -237,6 +254,8 @@ def choose_experts(logits: Tensor, correction: Tensor | None, choosing: Choosing
         ids,
         weights,
         choosing.scale,
+        rows,
+        PARTS=parts,
         EXPERTS=experts,
         TOP_K=choosing.top_k,
         SIGMOID=choosing.is_sigmoid,
@@ -287,14 +306,15 @@ def sort_pairs(ids: Tensor, num_experts: int) -> SortedPairs:
     order = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
     counts, firsts = torch.empty(2, num_experts, dtype=torch.int32, device=ids.device)
     dependent = has_dependent_launch(ids.device)
+    is_many = ids.numel() > _SOME_PAIRS
     _sort_pairs[(num_experts,)](
         ids,
         order,
         counts,
         firsts,
         ids.numel(),
-        BLOCK=_PAIRS,
+        BLOCK=_MANY_PAIRS if is_many else _PAIRS,
         DEPENDENT=dependent,
-        **options(warps=4, dependent=dependent),
+        **options(warps=16 if is_many else 4, dependent=dependent),
     )
     return SortedPairs(order, counts, firsts)
