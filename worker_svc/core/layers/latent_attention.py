@@ -75,25 +75,29 @@ class LatentAttention:
         latent, key = torch.split(down, [spec.rank, spec.rotated_dims], dim=-1)
         latent = self._operations.norm(latent, self._norm)
         keys_up, values_up = torch.split(self._up, [spec.plain_dims, spec.value_dims], dim=1)
-        absorbed = torch.einsum("thp,hpr->thr", plain, keys_up)
-        heads = torch.cat((self._head(turned, absorbed), self._head(key, latent).unsqueeze(1)), dim=1)
+        heads = first.new_empty(len(first), self._num_heads + 1, 2, spec.head_dim // 2)
+        turned_dims, latent_dims = torch.split(heads, [spec.rotated_dims // 2, spec.rank // 2], dim=-1)
+        turned_dims[:, :-1].copy_(self._halves(turned))
+        turned_dims[:, -1].copy_(self._halves(key))
+        latent_dims[:, -1].copy_(latent.view(len(latent), 2, -1))
+        for half, weight in zip(latent_dims[:, :-1].unbind(2), keys_up.chunk(2, dim=-1), strict=True):
+            torch.bmm(plain.transpose(0, 1), weight, out=half.transpose(0, 1))  # a copy would cost as much
         attended = attention.attend(self._layer, heads.flatten(1), None)
         if rows is not None:
             attended = attended[rows]
         seen = self._latent_of(attended.view(len(attended), self._num_heads, spec.head_dim))
         return self.output(torch.einsum("thr,hvr->thv", seen, values_up).flatten(1))
 
-    def _head(self, turned: Tensor, latent: Tensor) -> Tensor:
-        """One head [..., head_dim], whose halves turn against each other in their first dimensions."""
+    def _halves(self, turned: Tensor) -> Tensor:
+        """What turns against each other [..., 2, rotated_dims / 2]: the first dimensions of both halves of a head, of
+        which the others are the latent's.
+        """
         rope = self._spec.rope
         if rope is not None and rope.is_paired:
-            lefts, rights = turned[..., 0::2], turned[..., 1::2]
-        else:
-            lefts, rights = turned.chunk(2, dim=-1)
-        first, second = latent.chunk(2, dim=-1)
-        return torch.cat((lefts, first, rights, second), dim=-1)
+            return turned.view(*turned.shape[:-1], -1, 2).transpose(-1, -2)
+        return turned.view(*turned.shape[:-1], 2, -1)
 
     def _latent_of(self, head: Tensor) -> Tensor:
-        """The latent of `_head`."""
+        """The latent of a head [..., head_dim]."""
         half, pairs = self._spec.head_dim // 2, self._spec.rotated_dims // 2
         return torch.cat((head[..., pairs:half], head[..., half + pairs :]), dim=-1)
