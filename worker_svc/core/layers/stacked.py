@@ -27,17 +27,18 @@ class StackedLinear:
         columns: slice | None = None,
     ) -> None:
         count, inputs = spec.count, columns or slice(0, num_inputs)
+        num_mine = inputs.stop - inputs.start
         sizes = [each.mine.stop - each.mine.start for each in projections]
         readings = _readings(placement, spec, [each.stored for each in projections])
         form = next(iter(readings.values())).multiplied
         assert inputs.start % form.unit == 0, "ranks part inputs between those that are held together"
         tensors = {
             piece.suffix: placement.empty(
-                count, *piece.shape(sum(sizes), inputs.stop - inputs.start), dtype=piece.dtype or placement.dtype
+                count, *piece.shape(sum(sizes), num_mine), dtype=piece.dtype or placement.dtype
             )
             for piece in form.pieces
         }
-        self.weight = form.stack(tensors, inputs.stop - inputs.start)
+        self.weight = form.stack(tensors, num_mine)
         self.bias = placement.empty(count, sum(sizes)) if spec.each.has_bias else None
         self._adds_bias = columns is None or placement.group.rank == 0
         start = 0
@@ -47,8 +48,11 @@ class StackedLinear:
             first, last = (rows.first + rows.every * place for place in (each.mine.start, each.mine.stop))
             bias = None if self.bias is None else self.bias[:, here]
             stored = _Stored(rows.name, rows.of or each.size, slice(first, last, rows.every), num_inputs, inputs)
-            # Of every tensor, outputs are the dimension after the experts.
-            want(placement, stored, readings, {suffix: tensor[:, here] for suffix, tensor in tensors.items()}, bias)
+            of_rows = {
+                piece.suffix: tensors[piece.suffix][(slice(None), *piece.index(here, slice(0, num_mine)))]
+                for piece in form.pieces
+            }
+            want(placement, stored, readings, of_rows, bias)
             start += size
 
     def prepare(self) -> None:

@@ -1,5 +1,8 @@
 """Products with experts' weights as they are stored, in 8 and 4 bits, against what these stand for."""
 
+import importlib
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 from hopper import compile_for_hopper
@@ -7,11 +10,12 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, randn
 from torch import Tensor
 
 from worker_svc.core.formats.fp8_channel import FP8, round_rows
-from worker_svc.core.formats.stacked.fp4 import GROUP, StackedFp4, pack_fp4
+from worker_svc.core.formats.stacked.fp4 import GROUP, TOGETHER, StackedFp4, pack_fp4
 from worker_svc.core.formats.stacked.fp8 import StackedFp8
 from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.formats.words import BLOCK, WORDS
 from worker_svc.core.kernels import words
+from worker_svc.core.kernels.experts import weights as kernel_weights
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
@@ -123,8 +127,8 @@ def test_few_pairs_have_rows_and_many_have_floats() -> None:
     assert takes_rows(fours, 4)
     assert takes_rows(eights, 8)
     assert not takes_rows(fours, 1000)
-    assert not takes_floats(fours, 400)
-    assert takes_floats(fours, 1000)
+    assert not takes_floats(fours, 10_000)
+    assert takes_floats(fours, 20_000)
     dense = ExpertWeights(FLOATS, randn(EXPERTS, 4, 64), 64)
     assert not takes_rows(dense, 0)
     assert not takes_rows(dense, 1)
@@ -132,26 +136,40 @@ def test_few_pairs_have_rows_and_many_have_floats() -> None:
 
 
 def test_kernels_and_formats_have_the_same_blocks() -> None:
-    assert (BLOCK, WORDS) == (words.BLOCK, words.WORDS)
+    assert (BLOCK, WORDS, TOGETHER) == (words.BLOCK, words.WORDS, kernel_weights.TOGETHER)
+
+
+def of_gpt_oss(outputs: int) -> ExpertWeights:
+    """As gpt-oss-20b's, with fewer experts."""
+    experts, inputs = 8, 2880
+    numbers = torch.zeros(experts, outputs // TOGETHER, -(-inputs // BLOCK), TOGETHER, WORDS, dtype=torch.int32)
+    return ExpertWeights(FP4, numbers, inputs, numbers[..., 0].contiguous(), torch.zeros(experts, outputs, 1))
+
+
+def in_blocks() -> ExpertWeights:
+    """Of 8 bits in blocks of 128."""
+    numbers, scales = torch.zeros(8, 4096, 2048).to(FP8), torch.zeros(8, 4096, 16)
+    return ExpertWeights(FP8_FORM, numbers, 2048, scales=scales, group=128)
+
+
+def some_pairs(rows: int, experts: int) -> tuple[Routed, SortedPairs]:
+    to = Routed(torch.zeros(rows, 4, dtype=torch.int32), torch.zeros(rows, 4))
+    return to, SortedPairs(torch.zeros(rows * 4, dtype=torch.int32), *torch.zeros(2, experts, dtype=torch.int32))
 
 
 def launch(form: int) -> None:
-    """Of gpt-oss-20b, with fewer experts, and of 8 bits in blocks of 128."""
-    experts, hidden, size = 8, 2880, 2880
-    if form == FP4:
-        blocks = -(-hidden // BLOCK)
-        numbers = torch.zeros(experts, 2 * size, blocks, WORDS, dtype=torch.int32)
-        exponents, scales = numbers[..., 0].contiguous(), torch.zeros(experts, 2 * size, 1)
-        weight = ExpertWeights(FP4, numbers, hidden, exponents, scales)
-    else:
-        hidden = 2048
-        scales = torch.zeros(experts, 2 * size, hidden // 128)
-        weight = ExpertWeights(form, torch.zeros(experts, 2 * size, hidden).to(FP8), hidden, scales=scales, group=128)
-    for rows in (8, 64, 256):
-        x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
-        to = Routed(torch.zeros(rows, 4, dtype=torch.int32), torch.zeros(rows, 4))
-        pairs = SortedPairs(torch.zeros(rows * 4, dtype=torch.int32), *torch.zeros(2, experts, dtype=torch.int32))
-        gate_tiles(x, weight, None, to, pairs, activation="silu")
+    weight = of_gpt_oss(5760) if form == FP4 else in_blocks()
+    for rows in (8, 32, 64, 256, 1024):
+        to, pairs = some_pairs(rows, weight.count)
+        gate_tiles(torch.zeros(rows, weight.inputs, dtype=torch.bfloat16), weight, None, to, pairs, activation="silu")
+
+
+def launch_added() -> None:
+    vars(importlib.import_module(TILES))["_add_up"] = MagicMock()  # of floats
+    weight = of_gpt_oss(2880)
+    for rows in (8, 32, 64, 256, 1024):
+        x, residual = (torch.zeros(count, weight.inputs, dtype=torch.bfloat16) for count in (rows * 4, rows))
+        add_tiles(x, weight, None, *some_pairs(rows, weight.count), residual)
 
 
 @pytest.mark.parametrize(("form", "instruction"), [(FP4, "wgmma"), (FP8_FORM, "cvt.rn.f16x2.e4m3x2")])
@@ -159,3 +177,7 @@ def test_stored_weights_are_read_by_a_hopper_s_own_instructions(
     monkeypatch: pytest.MonkeyPatch, form: int, instruction: str
 ) -> None:
     compile_for_hopper(monkeypatch, f"{TILES}._gate_tiles", instruction, launch, form)
+
+
+def test_products_of_four_bits_that_are_added_are_a_hopper_s_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_for_hopper(monkeypatch, f"{TILES}._multiply_tiles", "wgmma", launch_added)

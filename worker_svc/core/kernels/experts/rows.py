@@ -27,11 +27,13 @@ def takes_rows(weight: ExpertWeights, num_pairs: int) -> bool:
 def _partial(
     x_ptr,
     rows,  # i64[BLOCK_N]: of the weights of all experts
+    expert,  # theirs
     is_output,
     numbers_ptr,
     exponents_ptr,
     scales_ptr,
     k,
+    OUTPUTS: tl.constexpr,
     K: tl.constexpr,
     FORM: tl.constexpr,
     GROUP: tl.constexpr,
@@ -44,10 +46,11 @@ def _partial(
         BLOCKS: tl.constexpr = BLOCK_K // _BLOCK
         BLOCK_N: tl.constexpr = rows.shape[0]
         block = k // _BLOCK + tl.arange(0, BLOCKS)
-        is_there = is_output[:, None] & (block < COUNT)[None, :]
-        blocks = tl.reshape(rows[:, None] * COUNT + block[None, :], (BLOCK_N * BLOCKS, 1))
-        is_there = tl.reshape(is_there, (BLOCK_N * BLOCKS, 1))
-        words, exponents = read_fp4(numbers_ptr, exponents_ptr, blocks, is_there)
+        ALL: tl.constexpr = (BLOCK_N * BLOCKS, 1)
+        is_there = tl.reshape(is_output[:, None] & (block < COUNT)[None, :], ALL)
+        of_block = tl.reshape(tl.broadcast_to(rows[:, None], (BLOCK_N, BLOCKS)), ALL)
+        blocks = tl.reshape(tl.broadcast_to(block[None, :], (BLOCK_N, BLOCKS)), ALL)
+        words, exponents = read_fp4(numbers_ptr, exponents_ptr, of_block, expert, blocks, is_there, OUTPUTS, K)
         numbers = tl.reshape(decode_fp4_exactly(words, exponents, DTYPE), (BLOCK_N, BLOCK_K))
         inputs = k + tl.arange(0, BLOCK_K)
         x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0)
@@ -77,10 +80,12 @@ def _partial(
 def _product(
     x_ptr,
     rows,
+    expert,
     is_output,
     numbers_ptr,
     exponents_ptr,
     scales_ptr,
+    OUTPUTS: tl.constexpr,
     K: tl.constexpr,
     FORM: tl.constexpr,
     GROUP: tl.constexpr,
@@ -92,8 +97,9 @@ def _product(
     sums = tl.zeros((BLOCK_N,), tl.float32)
     for k in range(0, K, BLOCK_K):
         sums += _partial(
-            x_ptr, rows, is_output, numbers_ptr, exponents_ptr, scales_ptr, k, K, FORM, GROUP, BLOCK_K, DTYPE
-        )
+            x_ptr, rows, expert, is_output, numbers_ptr, exponents_ptr, scales_ptr, k,
+            OUTPUTS, K, FORM, GROUP, BLOCK_K, DTYPE,
+        )  # fmt: skip
     if GROUP == 0:
         sums *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)
     return sums
@@ -127,10 +133,15 @@ def _gate_rows(
     pair = tl.program_id(1).to(tl.int64)
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = outputs < N
-    rows = tl.load(ids_ptr + pair).to(tl.int64) * 2 * N + outputs
+    expert = tl.load(ids_ptr + pair).to(tl.int64)
+    rows = expert * 2 * N + outputs
     x = x_ptr + pair // TOP_K * K
-    gate = _product(x, rows, is_output, numbers_ptr, exponents_ptr, scales_ptr, K, FORM, GROUP, BLOCK_N, BLOCK_K)
-    up = _product(x, rows + N, is_output, numbers_ptr, exponents_ptr, scales_ptr, K, FORM, GROUP, BLOCK_N, BLOCK_K)
+    gate = _product(
+        x, rows, expert, is_output, numbers_ptr, exponents_ptr, scales_ptr, 2 * N, K, FORM, GROUP, BLOCK_N, BLOCK_K
+    )
+    up = _product(
+        x, rows + N, expert, is_output, numbers_ptr, exponents_ptr, scales_ptr, 2 * N, K, FORM, GROUP, BLOCK_N, BLOCK_K
+    )
     if WEIGHS:
         weight = tl.load(weights_ptr + pair)
         gate *= weight
@@ -172,10 +183,12 @@ def _add_rows(
     residuals = residual_ptr + row * N + outputs
     total = tl.load(residuals, mask=is_output, other=0.0).to(tl.float32)
     for pair in range(row * TOP_K, (row + 1) * TOP_K):
-        rows = tl.load(ids_ptr + pair).to(tl.int64) * N + outputs
+        expert = tl.load(ids_ptr + pair).to(tl.int64)
+        rows = expert * N + outputs
         product = _product(
-            x_ptr + pair * K, rows, is_output, numbers_ptr, exponents_ptr, scales_ptr, K, FORM, GROUP, BLOCK_N, BLOCK_K
-        )
+            x_ptr + pair * K, rows, expert, is_output, numbers_ptr, exponents_ptr, scales_ptr,
+            N, K, FORM, GROUP, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         if BIAS:
             product += tl.load(bias_ptr + rows, mask=is_output, other=0.0).to(tl.float32)
         if WEIGHS:

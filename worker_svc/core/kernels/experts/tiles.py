@@ -57,12 +57,14 @@ def _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS: tl.constexpr, B
 def _add_product(
     sums,
     rows,  # i64[outputs, 1]: of the weights of all experts
+    expert,  # theirs
     x,  # [inputs, pairs]
     numbers_ptr,
     exponents_ptr,
     scales_ptr,
     k,
     is_output,
+    OUTPUTS: tl.constexpr,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     FORM: tl.constexpr,
@@ -72,8 +74,7 @@ def _add_product(
 ):
     """Those of one step's inputs more, from k on; of FP4 a block's, in the order of `_given`."""
     if FORM == _FP4:
-        COUNT: tl.constexpr = (K + _BLOCK - 1) // _BLOCK
-        words, exponents = read_fp4(numbers_ptr, exponents_ptr, rows * COUNT + k // _BLOCK, is_output)
+        words, exponents = read_fp4(numbers_ptr, exponents_ptr, rows, expert, k // _BLOCK, is_output, OUTPUTS, K)
         numbers = decode_fp4(words, exponents, x.dtype)
         sums = tl.dot(as_operand(numbers, rows.shape[0], WARPS), x, sums)
     else:
@@ -148,12 +149,12 @@ def _gate_tiles(
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
             gate = _add_product(
-                gate, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
-                K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
+                gate, rows, expert, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
+                2 * N, K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
             )  # fmt: skip
             up = _add_product(
-                up, rows + N, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
-                K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
+                up, rows + N, expert, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
+                2 * N, K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
             )  # fmt: skip
         outputs = _given(outputs, FORM, WARPS)
         is_output = (outputs < N)[:, None]
@@ -214,8 +215,8 @@ def _multiply_tiles(
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
             product = _add_product(
-                product, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
-                K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
+                product, rows, expert, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
+                N, K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
             )  # fmt: skip
         outputs = _given(outputs, FORM, WARPS)
         is_output = (outputs < N)[:, None]
@@ -313,7 +314,7 @@ def add_tiles(
     """
     (rows, outputs), num_pairs = residual.shape, len(x)
     parts = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
-    tile = tile_for(num_pairs, weight.count, weight.form)
+    tile = tile_for(num_pairs, weight.count, weight.form, is_added=True)
     dependent = has_dependent_launch(x.device)
     _multiply_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, weight.count, tile))](
         x,

@@ -1,6 +1,6 @@
 """Tiles of the products of experts, as values: measured by hand, of floats on an H200, of the shapes of Qwen3-30B-A3B
 and Mixtral, and up to 24 pairs of an expert on an H100, of those of Qwen3-30B-A3B and DeepSeek-V2-Lite; of stored
-numbers on an H100, of those of Qwen3-30B-A3B and gpt-oss-20b.
+numbers on an H100, of those of Qwen3-30B-A3B (8 bits) and gpt-oss-20b (4 bits).
 """
 
 from dataclasses import dataclass
@@ -33,22 +33,31 @@ class RowsTile:
 _TILES = {
     FLOATS: {8: Tile(16, 64, 128, 4, 4), 24: Tile(32, 64, 128, 4, 4), 32: Tile(64, 128, 64, 4, 4)},
     FP8: {8: Tile(16, 32, 128, 2, 3), 16: Tile(32, 64, 128, 2, 3)},
-    FP4: {8: Tile(16, 64, 128, 4, 4)},
+    FP4: {8: Tile(16, 64, 128, 4, 4), 48: Tile(32, 128, 128, 4, 3), 160: Tile(64, 128, 128, 4, 3)},
+}
+# Of products that are added, where those of gates and ups have others.
+_ADD_TILES = {
+    FLOATS: {8: Tile(16, 64, 128, 4, 4), 24: Tile(32, 64, 128, 4, 4), 80: Tile(64, 128, 64, 4, 4)},
+    FP4: {8: Tile(16, 128, 128, 4, 4), 96: Tile(32, 128, 128, 4, 3), 320: Tile(64, 128, 128, 4, 3)},
 }
 _LARGEST = {
     FLOATS: Tile(128, 128, 64, 8, 4),
     FP8: Tile(64, 64, 128, 4, 3),
-    FP4: Tile(32, 64, 128, 4, 3),
+    FP4: Tile(128, 128, 128, 8, 4),
 }
+_LARGEST_ADD = {FLOATS: Tile(128, 256, 64, 8, 4)}
 # Pairs up to which rows are multiplied without tensor cores, and pairs of an expert, in the mean, from which on weights
-# are widened first; of FP4, where that begins to pay lies between 32, where it does not, and 512, where it does.
+# are widened first; of FP4 it paid neither with 512 nor with 1,024.
 MOST_ROW_PAIRS = {FP8: 32, FP4: 6}
-FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 96}
+FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 2048}
 GATE_ROWS = {FP8: RowsTile(4, 2048, 4), FP4: RowsTile(4, 1024, 2)}
 ADD_ROWS = {FP8: RowsTile(4, 1024, 4), FP4: RowsTile(4, 1024, 2)}
 
 
-def tile_for(num_pairs: int, num_experts: int, form: int = FLOATS) -> Tile:
-    """The tile whose pairs are filled about, if all experts have as many."""
-    found = (tile for most, tile in _TILES[form].items() if num_pairs <= most * num_experts)
-    return next(found, _LARGEST[form])
+def tile_for(num_pairs: int, num_experts: int, form: int = FLOATS, *, is_added: bool = False) -> Tile:
+    """The tile whose pairs are filled about, if all experts have as many: of gates and ups, or of what is added."""
+    tiles, largest = _TILES[form], _LARGEST[form]
+    if is_added:
+        tiles, largest = _ADD_TILES.get(form, tiles), _LARGEST_ADD.get(form, largest)
+    found = (tile for most, tile in tiles.items() if num_pairs <= most * num_experts)
+    return next(found, largest)

@@ -6,10 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.words import WORDS, exact, halves, multiply_add
+from worker_svc.core.kernels.words import BLOCK, WORDS, exact, halves, multiply_add
 
 FLOATS, FP8, FP4 = range(3)
-_WORDS = tl.constexpr(WORDS)
+TOGETHER = 16  # outputs of which FP4 has a block side by side
+_BLOCK, _WORDS, _TOGETHER = tl.constexpr(BLOCK), tl.constexpr(WORDS), tl.constexpr(TOGETHER)
 # Of two bf16: all bits that a number has, those of its sign and its exponent, and that of its mantissa.
 _ALL, _SIGNS_AND_TOPS, _LOWS = tl.constexpr(-0x7E3F7E40), tl.constexpr(-0x7E7F7E80), tl.constexpr(0x00400040)
 _TWICE = tl.constexpr(0x00800080)  # times the bits of an exponent: two bf16 with it
@@ -20,9 +21,9 @@ class ExpertWeights:
     """The weights of the products of all experts, [experts, outputs, inputs]."""
 
     form: int
-    numbers: Tensor  # [experts, outputs, inputs]; FP4: i32[experts, outputs, blocks, WORDS]
+    numbers: Tensor  # [experts, outputs, inputs]; FP4: i32[experts, outputs / TOGETHER, blocks, TOGETHER, WORDS]
     inputs: int
-    exponents: Tensor | None = None  # FP4: i32[experts, outputs, blocks], four bytes each: at most 127, which is for 1
+    exponents: Tensor | None = None  # FP4: i32[as numbers, but for WORDS], four bytes each: at most 127, which is for 1
     scales: Tensor | None = None  # FP8: f32[experts, outputs, groups], FP4: f32[experts, outputs, 1]
     group: int = 0  # FP8: inputs that share a scale; 0: all
 
@@ -34,7 +35,7 @@ class ExpertWeights:
     @property
     def outputs(self) -> int:
         """Numbers of a row that come out of one."""
-        return self.numbers.shape[1]
+        return self.numbers.shape[1] if self.scales is None else self.scales.shape[1]
 
 
 def operands(weight: ExpertWeights, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
@@ -85,11 +86,19 @@ def decode_fp4_exactly(words, exponents, dtype: tl.constexpr):
 
 
 @triton.jit
-def read_fp4(numbers_ptr, exponents_ptr, rows, is_there):
-    """Words i32[rows, 16] and exponents i32[rows, 1] of the blocks `rows` i64[rows, 1], noughts where there is none."""
-    words = tl.load(numbers_ptr + rows * _WORDS + tl.arange(0, _WORDS)[None, :], mask=is_there, other=0)
+def read_fp4(numbers_ptr, exponents_ptr, rows, experts, blocks, is_there, OUTPUTS: tl.constexpr, K: tl.constexpr):
+    """Words i32[rows, 16] and exponents i32[rows, 1] of blocks of the weights `rows`, noughts where there is none.
+
+    rows i64[rows, 1], of the OUTPUTS of all experts; their experts and blocks are numbers or like them.
+    """
+    COUNT: tl.constexpr = (K + _BLOCK - 1) // _BLOCK
+    FILLED: tl.constexpr = (OUTPUTS + _TOGETHER - 1) // _TOGETHER * _TOGETHER
+    outputs = rows - experts * OUTPUTS
+    first = outputs // _TOGETHER * _TOGETHER
+    places = experts * (FILLED * COUNT) + first * COUNT + blocks * _TOGETHER + (outputs - first)
+    words = tl.load(numbers_ptr + places * _WORDS + tl.arange(0, _WORDS)[None, :], mask=is_there, other=0)
     ROWS: tl.constexpr = rows.shape[0]
-    places, is_row = tl.reshape(rows, (ROWS,)), tl.reshape(is_there, (ROWS,))
+    places, is_row = tl.reshape(places, (ROWS,)), tl.reshape(is_there, (ROWS,))
     return words, tl.load(exponents_ptr + places, mask=is_row, other=0)[:, None]
 
 

@@ -29,6 +29,7 @@ def _widen(
     scales_ptr,
     out_ptr,  # [outputs of all experts, K]
     num_outputs,
+    OUTPUTS: tl.constexpr,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -47,12 +48,16 @@ def _widen(
         COUNT: tl.constexpr = (K + _BLOCK - 1) // _BLOCK
         BLOCKS: tl.constexpr = BLOCK_K // _BLOCK
         block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-        is_there = tl.reshape(is_output[:, None] & (block < COUNT)[None, :], (BLOCK_N * BLOCKS, 1))
-        blocks = tl.reshape(rows[:, None] * COUNT + block[None, :], (BLOCK_N * BLOCKS, 1))
-        words, exponents = read_fp4(numbers_ptr, exponents_ptr, blocks, is_there)
+        ALL: tl.constexpr = (BLOCKS * BLOCK_N, 1)
+        is_there = tl.reshape((block < COUNT)[:, None] & is_output[None, :], ALL)
+        of_block = tl.reshape(tl.broadcast_to(rows[None, :], (BLOCKS, BLOCK_N)), ALL)
+        blocks = tl.reshape(tl.broadcast_to(block[:, None], (BLOCKS, BLOCK_N)), ALL)
+        words, exponents = read_fp4(
+            numbers_ptr, exponents_ptr, of_block, of_block // OUTPUTS, blocks, is_there, OUTPUTS, K
+        )
         numbers = decode_fp4_exactly(words, exponents, dtype)
-        # t, v, s, h, e -> v, e, h, t, s
-        numbers = tl.permute(tl.reshape(numbers, (BLOCK_N, BLOCKS, 4, 4, 2, 2, 2)), (0, 1, 3, 6, 5, 2, 4))
+        # block, output, t, v, s, h, e -> output, block, v, e, h, t, s
+        numbers = tl.permute(tl.reshape(numbers, (BLOCKS, BLOCK_N, 4, 4, 2, 2, 2)), (1, 0, 3, 6, 5, 2, 4))
         numbers = tl.reshape(numbers, (BLOCK_N, BLOCK_K))
         numbers *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)[:, None]
     else:
@@ -74,6 +79,7 @@ def widen(weight: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
         *operands(weight, out, None)[:3],
         out,
         count * outputs,
+        OUTPUTS=outputs,
         K=inputs,
         BLOCK_N=_OUTPUTS,
         BLOCK_K=_INPUTS,
