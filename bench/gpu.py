@@ -3,7 +3,8 @@
 For each model, one after the other on an otherwise free card, each in processes of its own: the card's ceilings; `LLM`;
 `penstock serve` with all services and its server, streaming over HTTP to clients in other processes; vLLM's offline
 engine and its server, where they can be imported. Nothing is downloaded: models have the shapes of published ones and
-random weights, which are written to files and loaded from there. Prompts are token ids, outputs are as long as asked
+random weights, which are written to files and loaded from there; vLLM draws its own, but for models with experts, as
+its own would have tokens choose other ones, and fewer. Prompts are token ids, outputs are as long as asked
 for. A row's floor is the time that the card needs at its ceilings (see `bench.rig.work`). The fastest of some rounds
 counts, of as many for every engine; nano and served, which are long, have one.
 
@@ -19,8 +20,7 @@ counts, of as many for every engine; nano and served, which are long, have one.
     8b-fp8-kv  8b-fp8 with keys and values of 8 bits: likewise, and
                contexts: 64 prompts of 8,000 tokens, one token out, prompt tokens per second
                deep: the same prompts, 512 tokens out; those after the first and the time beyond that of contexts count
-    NAME-zipf  one of those with experts, of which tokens choose by Zipf's law (exponent 1): likewise, from files, for
-               every engine
+    NAME-zipf  one of those with experts, of which tokens choose by Zipf's law (exponent 1): likewise
     drawn-SEED-NUMBER   a dense model about as large as 8b, whose shape the seed draws: likewise
     v32k       0.6b's layers and a vocabulary in which every id has a text; prompts are texts
                served: 2,000 requests of 512 -> 128, 256 at once; alone: 128 -> 128, one at a time
@@ -92,8 +92,9 @@ def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Name
     shape = find_shape(name)
     write_shape(folder, shape)
     missing = [engine for engine in arguments.engines.split(",") if not _kept(arguments.keep, name, engine).is_file()]
+    # Which experts tokens choose is in the weights: with some of its own a peer would read more or fewer of them.
     skew = shape.experts.skew if shape.experts else 0.0
-    readers = {"process", "pipeline"} | ({"peer"} if skew else set())
+    readers = {"process", "pipeline"} | ({"peer"} if shape.experts else set())
     if not arguments.simulated_ms and readers & set(missing):
         [written] = ask([sys.executable, "-m", "bench.rig.random_weights", str(folder), str(skew)], {}, 300.0)
         print(
@@ -115,7 +116,7 @@ def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Name
         more=arguments.serve,
         quantization=shape.quantization,
         kv_cache_dtype=shape.kv_cache_dtype,
-        peer_reads_weights=bool(skew),
+        peer_reads_weights=shape.experts is not None,
     )
     return Model(name, shape, folder, works, options)
 
