@@ -1,8 +1,10 @@
 """Products with experts' weights against double precision, however rows are routed; that they compile for a Hopper."""
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -141,11 +143,19 @@ def sample(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Routed]:
     return x, up, down, total, Routed(torch.zeros(rows, 8, dtype=torch.int32), torch.zeros(rows, 8))
 
 
-def launch_gates() -> None:
+def launch_gates(dtype: torch.dtype) -> None:
     for rows in (8, 64, 256):  # of an expert
         x, up, _, _, to = sample(rows)
         pairs = SortedPairs(torch.zeros(rows * 8, dtype=torch.int32), *torch.zeros(2, 8, dtype=torch.int32))
-        gate_tiles(x, floats(up), None, to, pairs, activation="silu")
+        gate_tiles(x.to(dtype), floats(up.to(dtype)), None, to, pairs, activation="silu")
+
+
+def launch_adds(dtype: torch.dtype) -> None:
+    vars(importlib.import_module(f"{KERNELS}.tiles"))["_add_up"] = MagicMock()  # of other kernels
+    for rows in (8, 64, 256):  # of an expert
+        _, _, down, total, to = sample(rows)
+        pairs = SortedPairs(torch.zeros(rows * 8, dtype=torch.int32), *torch.zeros(2, 8, dtype=torch.int32))
+        add_tiles(torch.zeros(rows * 8, 768, dtype=dtype), floats(down.to(dtype)), None, to, pairs, total.to(dtype))
 
 
 def compile_all() -> None:
@@ -190,8 +200,10 @@ class Mixture:
         self.router = Scores(up[:, 0], correction=torch.zeros(8))
 
 
-def test_products_of_many_rows_use_a_hopper_s_own_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_for_hopper(monkeypatch, f"{KERNELS}.tiles._gate_tiles", "wgmma", launch_gates)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tiles_of_floats_fit_a_hopper(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    compile_for_hopper(monkeypatch, f"{KERNELS}.tiles._gate_tiles", "wgmma", launch_gates, dtype)
+    compile_for_hopper(monkeypatch, f"{KERNELS}.tiles._multiply_tiles", "wgmma", launch_adds, dtype)
 
 
 def test_all_that_a_mixture_launches_compiles_for_a_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

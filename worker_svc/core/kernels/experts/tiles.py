@@ -351,5 +351,6 @@ def add_tiles(
 
 
 def _step(weight: ExpertWeights, tile: Tile) -> int:
-    """Inputs of a step."""
-    return tile.inputs if weight.group == 0 else power_of_two_divisor(weight.group, tile.inputs)
+    """Inputs of a step: floats of 32 bits take twice the room of those that tiles are for."""
+    inputs = tile.inputs * 2 // weight.numbers.element_size() if weight.form == FLOATS else tile.inputs
+    return inputs if weight.group == 0 else power_of_two_divisor(weight.group, inputs)
