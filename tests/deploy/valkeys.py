@@ -291,7 +291,7 @@ class Valkeys:
         return primary
 
     def describe(self) -> str:
-        """What each server is, whom each Sentinel names, and the ends of all logs."""
+        """The state of each server, the primary that each Sentinel names, and the ends of all logs."""
         states = [f"{each.address} is {each.info()}" for each in self.servers]
         for sentinel in self.sentinels:
             try:

@@ -81,7 +81,7 @@ class LatentAttention:
         turned_dims[:, -1].copy_(self._halves(key))
         latent_dims[:, -1].copy_(latent.view(len(latent), 2, -1))
         for half, weight in zip(latent_dims[:, :-1].unbind(2), keys_up.chunk(2, dim=-1), strict=True):
-            torch.bmm(plain.transpose(0, 1), weight, out=half.transpose(0, 1))  # a copy would cost as much
+            torch.bmm(plain.transpose(0, 1), weight, out=half.transpose(0, 1))  # to where it is read: no copy after it
         attended = attention.attend(self._layer, heads.flatten(1), None)
         if rows is not None:
             attended = attended[rows]
@@ -89,8 +89,8 @@ class LatentAttention:
         return self.output(torch.einsum("thr,hvr->thv", seen, values_up).flatten(1))
 
     def _halves(self, turned: Tensor) -> Tensor:
-        """What turns against each other [..., 2, rotated_dims / 2]: the first dimensions of both halves of a head, of
-        which the others are the latent's.
+        """Dimensions that turn against each other, [..., 2, rotated_dims / 2]: the first of both halves of a head. Its
+        others are the latent's.
         """
         rope = self._spec.rope
         if rope is not None and rope.is_paired:

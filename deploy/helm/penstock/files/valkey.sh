@@ -130,8 +130,9 @@ step() {
     mark
   elif [ "$(field master_link_status "$mine")" = up ] && [ "$(field master_sync_in_progress "$mine")" = 0 ]; then
     mark
-    # A primary that was a replica until a moment ago refuses PSYNC with an error that replicas take for another one: they
-    # ask for SYNC, and then acknowledge nothing by themselves and copy everything again after each lost link.
+    # Until it is named, a primary refuses PSYNC with MASTERDOWN, which replicas take for the answer of a server that has
+    # no PSYNC. If it is named just then, they copy by SYNC: they have no id of its history, acknowledge nothing by
+    # themselves, and copy everything again after each lost link.
     if [ -z "$(field master_replid "$mine")" ]; then
       log "copied by SYNC: linking again, by PSYNC"
       ask "$SELF" CLIENT KILL TYPE master >/dev/null

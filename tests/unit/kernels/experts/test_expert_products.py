@@ -151,7 +151,7 @@ def launch_gates(dtype: torch.dtype) -> None:
 
 
 def launch_adds(dtype: torch.dtype) -> None:
-    vars(importlib.import_module(f"{KERNELS}.tiles"))["_add_up"] = MagicMock()  # of other kernels
+    vars(importlib.import_module(f"{KERNELS}.tiles"))["_add_up"] = MagicMock()  # another test compiles it
     for rows in (8, 64, 256):  # of an expert
         _, _, down, total, to = sample(rows)
         pairs = SortedPairs(torch.zeros(rows * 8, dtype=torch.int32), *torch.zeros(2, 8, dtype=torch.int32))

@@ -165,7 +165,7 @@ def launch(form: int) -> None:
 
 
 def launch_added() -> None:
-    vars(importlib.import_module(TILES))["_add_up"] = MagicMock()  # of floats
+    vars(importlib.import_module(TILES))["_add_up"] = MagicMock()  # another test compiles it
     weight = of_gpt_oss(2880)
     for rows in (8, 32, 64, 256, 1024):
         x, residual = (torch.zeros(count, weight.inputs, dtype=torch.bfloat16) for count in (rows * 4, rows))

@@ -28,7 +28,7 @@ class StackedFp4:
 
     def __init__(self, numbers: Tensor, exponents: Tensor, scales: Tensor, inputs: int) -> None:
         self.numbers = numbers  # i32[experts, outputs / TOGETHER, blocks, TOGETHER, WORDS], rounded up
-        self.exponents = exponents  # u8[the same, but for groups]: at most BIAS, which stands for 1
+        self.exponents = exponents  # u8[..., TOGETHER, groups], else as numbers: at most BIAS, which stands for 1
         self.scales = scales  # f32[experts, outputs, 1]
         self._inputs = inputs
 

@@ -1,6 +1,6 @@
 """Tiles of the products of experts, as values: measured by hand, of floats on an H200, of the shapes of Qwen3-30B-A3B
-and Mixtral, and up to 24 pairs of an expert on an H100, of those of Qwen3-30B-A3B and DeepSeek-V2-Lite; of stored
-numbers on an H100, of those of Qwen3-30B-A3B (8 bits) and gpt-oss-20b (4 bits).
+and Mixtral, and on an H100, of those of Qwen3-30B-A3B and DeepSeek-V2-Lite, up to 24 pairs of an expert, and what is
+added from 32 on; of stored numbers on an H100, of those of Qwen3-30B-A3B (8 bits) and gpt-oss-20b (4 bits).
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ _TILES = {
 }
 # Of products that are added, where those of gates and ups have others.
 _ADD_TILES = {
-    FLOATS: {8: Tile(16, 64, 128, 4, 4), 24: Tile(32, 64, 128, 4, 4), 80: Tile(64, 128, 64, 4, 4)},
+    FLOATS: _TILES[FLOATS] | {80: Tile(64, 128, 64, 4, 4)},
     FP4: {8: Tile(16, 128, 128, 4, 4), 96: Tile(32, 128, 128, 4, 3), 320: Tile(64, 128, 128, 4, 3)},
 }
 _LARGEST = {
@@ -47,7 +47,7 @@ _LARGEST = {
 }
 _LARGEST_ADD = {FLOATS: Tile(128, 256, 64, 8, 4)}
 # Pairs up to which rows are multiplied without tensor cores, and pairs of an expert, in the mean, from which on weights
-# are widened first; of FP4 it paid neither with 512 nor with 1,024.
+# are widened first; of FP4 it paid neither with 512 nor with 1,024, where both were close, and more were not measured.
 MOST_ROW_PAIRS = {FP8: 32, FP4: 6}
 FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 2048}
 GATE_ROWS = {FP8: RowsTile(4, 2048, 4), FP4: RowsTile(4, 1024, 2)}
