@@ -68,11 +68,9 @@ def _one_row(product: Product) -> Iterator[Way]:
     flags = [(False, False), (True, False)] + ([(True, True)] if product.kind in ("normed", "gated") else [])
     for outputs, inputs, warps in combinations((1, 2, 4, 8, 16, 32), (256, 512, 1024, 2048, 4096), (4, 8)):
         # Larger ones than the weight would be the same as smaller ones.
-        divides = product.outputs % outputs == 0 and product.inputs % inputs == 0
+        divides = product.outputs % outputs == 0 and OneRowTile(outputs, inputs, warps).step(product.inputs) == inputs
         if divides and outputs * inputs // (32 * warps) in _THREAD_WEIGHTS:
             yield from (OneRowTile(outputs, inputs, warps, *each) for each in flags)
-    if product.inputs % 256:
-        yield from (OneRowTile(8, 128, 4, *each) for each in flags)
 
 
 def _few_rows() -> Iterator[Way]:

@@ -9,27 +9,37 @@ from worker_svc.core.kernels.launch import has_dependent_launch, options, power_
 from worker_svc.core.kernels.linear.activation import gated
 from worker_svc.core.kernels.linear.ways import OneRowTile
 
-_VECTOR = tl.constexpr(8)  # columns that a thread loads at once
+VECTOR = 8  # columns that a thread loads at once
+_VECTOR = tl.constexpr(VECTOR)
 
 
 @triton.jit
-def _products(w, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IN_THREAD: tl.constexpr):
+def products(w, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IN_THREAD: tl.constexpr):
     """Of a tile [ROWS, COLUMNS]; added up within threads, they take a quarter of the registers of the tile's weights
     instead of twice as many.
     """
-    products = w.to(tl.float32) * x[None, :]
+    found = w.to(tl.float32) * x[None, :]
     if IN_THREAD:
-        products = tl.sum(tl.reshape(products, (ROWS, COLUMNS // _VECTOR, _VECTOR)), 2)
-    return products
+        found = tl.sum(tl.reshape(found, (ROWS, COLUMNS // _VECTOR, _VECTOR)), 2)
+    return found
 
 
 @triton.jit
 def _squares(x, COLUMNS: tl.constexpr, IN_THREAD: tl.constexpr):
-    """Of columns [COLUMNS], added up as in `_products`."""
+    """Of columns [COLUMNS], added up as in `products`."""
     squares = x * x
     if IN_THREAD:
         squares = tl.sum(tl.reshape(squares, (COLUMNS // _VECTOR, _VECTOR)), 1)
     return squares
+
+
+@triton.jit
+def _load(pointers, columns, K: tl.constexpr, EVEN: tl.constexpr):
+    """What is at pointers to columns, of which there are K: zeros after these, unless none are; EVEN: so it is."""
+    if EVEN:
+        return tl.load(pointers)
+    else:  # noqa: RET505  (the compiler would go on after the return)
+        return tl.load(pointers, mask=columns < K, other=0.0)
 
 
 @triton.jit
@@ -54,6 +64,7 @@ def _row_linear(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr,  # K divides by BLOCK_K
     WHOLE: tl.constexpr,  # power of two from K
     NORM: tl.constexpr,
     WEIGHTED: tl.constexpr,  # its weights are read
@@ -69,13 +80,13 @@ def _row_linear(
     columns = tl.arange(0, BLOCK_K)
     weights = weight_ptr + rows[:, None].to(tl.int64) * K + columns[None, :]
     # What no kernel before writes is asked for before they have ended.
-    w = tl.load(weights)
+    w = _load(weights, columns[None, :], K, EVEN)
     if GATED:
         ups = weights + N.to(tl.int64) * K
-        u = tl.load(ups)
+        u = _load(ups, columns[None, :], K, EVEN)
     norm = columns.to(tl.float32)
     if WEIGHTED:
-        norm = tl.load(norm_ptr + columns).to(tl.float32)
+        norm = _load(norm_ptr + columns, columns, K, EVEN).to(tl.float32)
     wait(DEPENDENT)
     release(DEPENDENT)
     scale, late_scale = 1.0, 1.0
@@ -83,24 +94,24 @@ def _row_linear(
         whole = tl.arange(0, WHOLE)
         hidden = tl.load(x_ptr + whole, mask=whole < K, other=0.0).to(tl.float32)
         scale = 1.0 / tl.sqrt(tl.sum(hidden * hidden) / K + eps)
-    x = tl.load(x_ptr + columns).to(tl.float32)
+    x = _load(x_ptr + columns, columns, K, EVEN).to(tl.float32)
     squares = _squares(x, BLOCK_K, IN_THREAD)  # the compiler leaves them out where nobody asks
     x = _normed(x, scale, norm, NORM and not LATE, WEIGHTED)
-    acc = _products(w, x, BLOCK_N, BLOCK_K, IN_THREAD)
+    acc = products(w, x, BLOCK_N, BLOCK_K, IN_THREAD)
     if GATED:
-        up_acc = _products(u, x, BLOCK_N, BLOCK_K, IN_THREAD)
+        up_acc = products(u, x, BLOCK_N, BLOCK_K, IN_THREAD)
     for k in range(BLOCK_K, K, BLOCK_K):
-        w = tl.load(weights + k)
+        w = _load(weights + k, columns[None, :] + k, K, EVEN)
         if GATED:
-            u = tl.load(ups + k)
-        x = tl.load(x_ptr + k + columns).to(tl.float32)
+            u = _load(ups + k, columns[None, :] + k, K, EVEN)
+        x = _load(x_ptr + k + columns, k + columns, K, EVEN).to(tl.float32)
         squares += _squares(x, BLOCK_K, IN_THREAD)
         if WEIGHTED:
-            norm = tl.load(norm_ptr + k + columns).to(tl.float32)
+            norm = _load(norm_ptr + k + columns, k + columns, K, EVEN).to(tl.float32)
         x = _normed(x, scale, norm, NORM and not LATE, WEIGHTED)
-        acc += _products(w, x, BLOCK_N, BLOCK_K, IN_THREAD)
+        acc += products(w, x, BLOCK_N, BLOCK_K, IN_THREAD)
         if GATED:
-            up_acc += _products(u, x, BLOCK_N, BLOCK_K, IN_THREAD)
+            up_acc += products(u, x, BLOCK_N, BLOCK_K, IN_THREAD)
     if NORM and LATE:
         # Its sum across threads comes with the products', and no weight waits for it.
         late_scale = 1.0 / tl.sqrt(tl.sum(squares) / K + eps)
@@ -135,7 +146,7 @@ def row_linear(
     inputs = x.shape[1]
     outputs = len(weight) // 2 if is_gated else len(weight)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
-    rows, columns = power_of_two_divisor(outputs, tile.outputs), power_of_two_divisor(inputs, tile.inputs)
+    rows, columns = power_of_two_divisor(outputs, tile.outputs), tile.step(inputs)
     norm_weight, eps = norm if norm is not None else (x, 0.0)
     dependent = has_dependent_launch(x.device)
     _row_linear[(outputs // rows,)](
@@ -150,6 +161,7 @@ def row_linear(
         K=inputs,
         BLOCK_N=rows,
         BLOCK_K=columns,
+        EVEN=inputs % columns == 0,
         WHOLE=triton.next_power_of_2(inputs),
         NORM=norm is not None,
         # Ones are left out only where that was measured.

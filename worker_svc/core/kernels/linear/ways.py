@@ -19,6 +19,7 @@ MULTIPROCESSORS = 132  # of an H200: programs of `BatchTile` that wait for each 
 MOST_FEW_ROWS = 64
 MOST_FEW_TILES = 132  # of split products: each has a counter
 _MIN_COLUMNS = 64
+_FEWEST_COLUMNS = 256  # of a step of `OneRowTile`: with fewer, threads read little at once
 MOST_FP8_FEW_ROWS = 256
 MOST_FP8_TILE_ROWS, _LEAST_FP8_TILE_ROWS = 128, 16
 _FP8_VECTOR = 16  # inputs that are read at once
@@ -48,16 +49,23 @@ class _Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class OneRowTile(_Way, frozen=True, tag="one_row"):
-    """Of a single row's product by `row_linear`; of smaller weights as much of it as divides them."""
+    """Of a single row's product by `row_linear`; of smaller weights as many outputs of it as divide theirs."""
 
     outputs: int
-    inputs: int
+    inputs: int  # of a step, see `step`
     warps: int
     in_thread: bool = False  # inputs are added up within a thread first: fewer registers, more programs at once
     late: bool = False  # the scale of a norm is multiplied last
 
     def __post_init__(self) -> None:
         _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, warps=self.warps)
+
+    def step(self, inputs: int) -> int:
+        """Of so many inputs those of a step: as many as divide them, or more, where these are few and the last step is
+        not full.
+        """
+        divisor = min(inputs & -inputs, self.inputs)
+        return divisor if divisor >= _FEWEST_COLUMNS else min(self.inputs, 1 << (inputs - 1).bit_length())
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
