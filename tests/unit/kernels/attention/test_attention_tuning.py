@@ -25,6 +25,13 @@ def test_few_programs_share_a_context_and_many_are_small(
     assert find_cut(sequences, heads, group, 256) == cut
 
 
+def test_one_sequence_is_cut_by_the_size_of_its_heads() -> None:
+    assert find_cut(1, 4, 8, 256) == ContextCut(66, 32, 32, 3, 1, None, ahead=1)
+    assert find_cut(1, 8, 8, 128) == ContextCut(33, 64, 64, 3, 2, None, ahead=1)
+    assert find_cut(1, 4, 2, 512) == ContextCut(66, 32, 32, 3, 4, None, ahead=1)
+    assert find_cut(2, 4, 2, 512) == ContextCut(33, 64, 32, 3, 2, None, ahead=1)
+
+
 def test_tiles_have_as_many_tokens_as_fit() -> None:
     assert [find_cut(64, 8, 2, row_bytes).tokens for row_bytes in (128, 256, 512, 1024)] == [64, 32, 16, 16]
     assert find_cut(16, 8, 2, 128).tokens == 128
