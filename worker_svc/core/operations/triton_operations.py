@@ -17,7 +17,7 @@ from worker_svc.core.formats.stacked.choice import kernel_forms
 from worker_svc.core.kernels.delta.gates import norm_silu, sigmoid_gated
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
 from worker_svc.core.kernels.linear.activation import silu_mul
-from worker_svc.core.kernels.linear.norm import rms_norm
+from worker_svc.core.kernels.linear.norm import norm_add, rms_norm
 from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
@@ -80,7 +80,8 @@ class TritonOperations:
     def linear_add(self, x: Tensor, linear: LinearLayer, residual: Tensor, after: Norm | None = None) -> Tensor:
         """Implement `Operations.linear_add`."""
         if after is not None:
-            return residual.add_(self.norm(self._sum(x, linear), after))
+            norm_add(self._sum(x, linear), after.weight, after.eps, residual)
+            return residual
         if linear.is_partial:
             return residual.add_(self._sum(x, linear))
         return self._of(linear).add(x, linear.packed, linear.bias, residual)

@@ -148,6 +148,10 @@ def test_operations_agree_with_the_reference(rows: int, size: int, *, bias: bool
         assert_near(found, gated, 2e-2 if DTYPE is torch.bfloat16 else 4e-3)
     expected = reference.linear_add(gated, down, hidden)
     assert_near(fused.linear_add(gated, down, hidden.clone()), expected)
+    after = RMSNorm(placement, NormSpec("after", 1e-6, offset=1.0), size)
+    after.weight.copy_(1 + randn(size, seed=21, scale=0.3, dtype=torch.float32))
+    expected = reference.linear_add(gated, down, hidden, after)
+    assert_near(fused.linear_add(gated, down, hidden.clone(), after), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70])

@@ -131,6 +131,37 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _norm_add(
+    x_ptr,
+    weight_ptr,
+    residual_ptr,  # added to, in place
+    eps,
+    num_rows,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    is_inside = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    offsets = rows[:, None] * SIZE + columns[None, :]
+    weight = tl.load(weight_ptr + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    x = tl.load(x_ptr + offsets, mask=is_inside, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + offsets, mask=is_inside, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / SIZE + eps)
+    total = residual + x * scale[:, None] * weight[None, :]
+    tl.store(residual_ptr + offsets, total.to(residual_ptr.dtype.element_ty), mask=is_inside)
+
+
+def norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> None:
+    """Add the norm of x [rows, size] to `residual`, like x, in place; both are contiguous."""
+    _launch(_norm_add, x, weight, residual, eps=eps)
+
+
 def _launch(kernel: Any, x: Tensor, *others: Tensor, eps: float) -> None:
     """A kernel whose programs do whole rows of x [rows, size], several where there are many."""
     num_rows, size = x.shape
