@@ -244,8 +244,8 @@ def test_tokens_choose_experts_by_zipf_s_law_in_every_layer(
     write(tmp_path, shape.experts.skew)
     chosen: list[Tensor] = []
 
-    def choose(x: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
-        found = choose_experts(x, router)
+    def choose(logits: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
+        found = choose_experts(logits, router)
         chosen.append(found[0])
         return found
 

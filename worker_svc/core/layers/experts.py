@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker_svc.core.layers.fusion import Normed, activate
+from worker_svc.core.layers.fusion import Normed, activate, operand
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.mlp import GatedMLP
 from worker_svc.core.layers.placement import Placement
@@ -69,12 +69,12 @@ class Experts:
 
     def __call__(self, x: Tensor | Normed) -> "Mixture":
         """x [tokens, hidden_size] -> like x, computed by whoever adds it."""
-        return Mixture(self, self._operations.norm(x.hidden, x.norm) if isinstance(x, Normed) else x)
+        return Mixture(self, *self._operations.norm_score(*operand(x), self.router))
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + this of x, like `residual`, which may be overwritten by it."""
+    def add_to(self, residual: Tensor, x: Tensor, scores: Tensor) -> Tensor:
+        """residual + this of x, like `residual`, which may be overwritten by it; scores: as `Mixture` has them."""
         total = residual if self._group.rank == 0 else torch.zeros_like(residual)  # it is added once
-        total = self._operations.experts_add(x, self, total)
+        total = self._operations.experts_add(x, scores, self, total)
         if self._shared is not None:
             gate, up = self._shared.input(x)
             gated = activate(gate, self._shared.activation) * up
@@ -92,7 +92,8 @@ class Mixture:
 
     experts: Experts
     x: Tensor  # [tokens, hidden_size]
+    scores: Tensor  # f32[parts, tokens, experts], of which the sum counts
 
     def __radd__(self, residual: Tensor) -> Tensor:
         """residual + this, like `residual`, which may be overwritten by it."""
-        return self.experts.add_to(residual, self.x)
+        return self.experts.add_to(residual, self.x, self.scores)

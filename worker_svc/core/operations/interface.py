@@ -136,9 +136,14 @@ class Operations(Protocol):
     ) -> Tensor:
         """`linear_add` by `down` of what `norm_gated` gives."""
 
-    def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
-        """residual + what the experts give that are chosen for each row of x, like `residual`, which may be overwritten
-        by it; of several ranks, this one's part of the sum.
+    def norm_score(self, hidden: Tensor, norm: Norm | None, router: RouterLayer) -> tuple[Tensor, Tensor]:
+        """norm(hidden), like `hidden` [tokens, hidden_size], and parts whose sum is its scores, f32[parts, tokens,
+        experts].
+        """
+
+    def experts_add(self, x: Tensor, scores: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
+        """residual + what the experts give that are chosen by `scores` for each row of x, as `norm_score` has both,
+        like `residual`, which may be overwritten by it; of several ranks, this one's part of the sum.
         """
 
     def sigmoid_scaled(self, gated: Tensor, x: Tensor, gate: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
-def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
+def add_experts(x: Tensor, scores: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     """See `Operations.experts_add`; one expert after the other, summed in fp32."""
-    ids, weights = choose_experts(x, experts.router)
+    ids, weights = choose_experts(scores.sum(0), experts.router)
     up, down = experts.input, experts.output
     total = torch.zeros(residual.shape, dtype=torch.float32, device=residual.device)
     for expert in sorted({*ids.flatten().tolist()}):
@@ -34,17 +34,23 @@ def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     return residual + total.to(residual.dtype)
 
 
-def choose_experts(x: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
-    """x [tokens, hidden_size] -> the experts of each row, i64[tokens, top_k], and their weights, f32[tokens, top_k]."""
-    spec = router.spec
+def score_experts(x: Tensor, router: RouterLayer) -> Tensor:
+    """x [tokens, hidden_size] -> the scores of `Operations.norm_score`, f32[1, tokens, experts]."""
     bias = None if router.bias is None else router.bias.float()
-    logits = F.linear(x.float(), router.weight.float(), bias)
+    return F.linear(x.float(), router.weight.float(), bias).unsqueeze(0)
+
+
+def choose_experts(logits: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
+    """logits f32[tokens, experts] -> the experts of each row, i64[tokens, top_k], and their weights, f32[tokens,
+    top_k].
+    """
+    spec = router.spec
     scores = logits.softmax(-1) if spec.score == "softmax" else logits.sigmoid()
     choice = logits if spec.is_by_logits else scores if router.correction is None else scores + router.correction
     if spec.num_groups > 1:
-        groups = choice.view(len(x), spec.num_groups, choice.shape[1] // spec.num_groups)
+        groups = choice.view(len(choice), spec.num_groups, choice.shape[1] // spec.num_groups)
         best = groups.topk(spec.num_group_scores).values.sum(-1).topk(spec.num_chosen_groups).indices
-        is_chosen = torch.zeros(groups.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, value=True)
+        is_chosen = torch.zeros(groups.shape[:2], dtype=torch.bool, device=groups.device).scatter_(1, best, value=True)
         choice = groups.masked_fill(~is_chosen.unsqueeze(-1), -torch.inf).flatten(1)
     ids = choice.topk(spec.top_k).indices
     weights = scores.gather(1, ids)

@@ -9,8 +9,8 @@ from worker_svc.core.formats.int4 import Int4Format
 from worker_svc.core.formats.interface import Format
 from worker_svc.core.formats.stacked.choice import FLOATS_ALONE
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
-from worker_svc.core.operations.torch_experts import add_experts, gated
+from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm, RouterLayer
+from worker_svc.core.operations.torch_experts import add_experts, gated, score_experts
 
 
 class TorchOperations:
@@ -65,9 +65,14 @@ class TorchOperations:
         """Implement `Operations.norm_gated_add`."""
         return self.linear_add(self.norm_gated(hidden, norm, gate_up, activation), down, residual, after)
 
-    def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
+    def norm_score(self, hidden: Tensor, norm: Norm | None, router: RouterLayer) -> tuple[Tensor, Tensor]:
+        """Implement `Operations.norm_score`."""
+        x = hidden if norm is None else self.norm(hidden, norm)
+        return x, score_experts(x, router)
+
+    def experts_add(self, x: Tensor, scores: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
         """Implement `Operations.experts_add`."""
-        return add_experts(x, experts, residual)
+        return add_experts(x, scores, experts, residual)
 
     def sigmoid_scaled(self, gated: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """Implement `Operations.sigmoid_scaled`."""

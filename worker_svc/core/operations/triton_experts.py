@@ -7,19 +7,36 @@ from worker_svc.core.formats.stacked.floats import StackedFloats
 from worker_svc.core.formats.stacked.fp4 import StackedFp4
 from worker_svc.core.formats.stacked.fp8 import StackedFp8
 from worker_svc.core.formats.stacked.interface import StackedWeight
-from worker_svc.core.kernels.experts.routing import Choosing, Routed, choose_experts, score_experts, sort_pairs
+from worker_svc.core.kernels.experts.routing import (
+    Choosing,
+    choose_experts,
+    score_experts,
+    score_rows,
+    scores_singly,
+    sort_pairs,
+)
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
 from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP8, ExpertWeights
 from worker_svc.core.kernels.experts.widening import takes_floats, widen
+from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.models.spec import RouterSpec
-from worker_svc.core.operations.interface import ExpertsLayer, RouterLayer
+from worker_svc.core.operations.interface import ExpertsLayer, Norm, RouterLayer
 
 
-def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
+def norm_score(hidden: Tensor, norm: Norm | None, router: RouterLayer) -> tuple[Tensor, Tensor]:
+    """See `Operations.norm_score`."""
+    if norm is not None and scores_singly(*hidden.shape):
+        return score_rows(hidden, (norm.weight, norm.eps), router.weight, router.bias)
+    x = hidden if norm is None else rms_norm(hidden, norm.weight, norm.eps)
+    return x, score_experts(x, router.weight, router.bias)
+
+
+def add_experts(x: Tensor, scores: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     """See `Operations.experts_add`; in place."""
-    routed, up, down = _route(x, experts.router), experts.input, experts.output
-    of_inputs, num_pairs = experts.router.spec.weighs_inputs, routed.ids.numel()
+    router, up, down = experts.router, experts.input, experts.output
+    routed = choose_experts(scores, router.correction, choosing_of(router.spec))
+    of_inputs, num_pairs = router.spec.weighs_inputs, routed.ids.numel()
     first, second = weights_of(up.weight), weights_of(down.weight)
     if takes_rows(first, num_pairs):
         gated = gate_rows(x, first, up.bias, routed, activation=experts.activation, weighs=of_inputs)
@@ -56,7 +73,3 @@ def choosing_of(spec: RouterSpec) -> Choosing:
         num_group_scores=spec.num_group_scores,
         is_by_logits=spec.is_by_logits,
     )
-
-
-def _route(x: Tensor, router: RouterLayer) -> Routed:
-    return choose_experts(score_experts(x, router.weight, router.bias), router.correction, choosing_of(router.spec))

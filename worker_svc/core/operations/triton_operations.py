@@ -25,9 +25,9 @@ from worker_svc.core.operations.fp8_group_kernels import Fp8GroupKernels
 from worker_svc.core.operations.fp8_multiplier import Fp8Multiplier
 from worker_svc.core.operations.grouped_multiplier import GroupedMultiplier
 from worker_svc.core.operations.int4_kernels import Int4Kernels
-from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
+from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm, RouterLayer
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier
-from worker_svc.core.operations.triton_experts import add_experts
+from worker_svc.core.operations.triton_experts import add_experts, norm_score
 
 
 class TritonOperations:
@@ -119,9 +119,13 @@ class TritonOperations:
             gated = silu_mul(product, unscaled, gelu=is_gelu)
         return self.linear_add(gated, down, residual, after)
 
-    def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
+    def norm_score(self, hidden: Tensor, norm: Norm | None, router: RouterLayer) -> tuple[Tensor, Tensor]:
+        """Implement `Operations.norm_score`."""
+        return norm_score(hidden, norm, router)
+
+    def experts_add(self, x: Tensor, scores: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
         """Implement `Operations.experts_add`."""
-        return add_experts(x, experts, residual)
+        return add_experts(x, scores, experts, residual)
 
     def sigmoid_scaled(self, gated: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """Implement `Operations.sigmoid_scaled`."""

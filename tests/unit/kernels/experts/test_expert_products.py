@@ -18,16 +18,20 @@ from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
+from worker_svc.core.kernels.experts.rows import add_rows, gate_rows
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles, most_tiles
 from worker_svc.core.kernels.experts.tuning import tile_for
 from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights
-from worker_svc.core.models.spec import RouterSpec
+from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import NormSpec, RouterSpec
 from worker_svc.core.operations.interface import Activation
 from worker_svc.core.operations.torch_experts import gated
-from worker_svc.core.operations.triton_experts import add_experts
+from worker_svc.core.operations.triton_experts import add_experts, norm_score
 
 GLM = RouterSpec("router", 4, "sigmoid", renormalizes=True, correction="it", num_groups=2, num_chosen_groups=2)
 TOP_K, EXPERTS = 3, 6
+NORM = RMSNorm(Placement(torch.device("cpu"), torch.bfloat16), NormSpec("norm", 1e-6), 2048)
 KERNELS = "worker_svc.core.kernels.experts"
 
 
@@ -80,9 +84,13 @@ def test_tiles_give_the_sum_over_the_chosen_experts(
     pairs = sort_pairs(to.ids, EXPERTS)
     between = gate_tiles(x, floats(up), up_bias, to, pairs, activation=activation)
     assert_near(between, expected)
-    expected = expected_sums(between, down, down_bias, to, residual)
+    sums, by_rows = expected_sums(between, down, down_bias, to, residual), residual.clone()
     add_tiles(between, floats(down), down_bias, to, pairs, residual)
-    assert_near(residual, expected)
+    assert_near(residual, sums)
+    if rows < 10:
+        assert_near(gate_rows(x, floats(up), up_bias, to, activation=activation), expected)
+        add_rows(between, floats(down), down_bias, to, by_rows)
+        assert_near(by_rows, sums)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -95,11 +103,15 @@ def test_weights_are_those_of_what_experts_are_given_or_of_what_they_give(*, has
     rows = x.double().repeat_interleave(TOP_K, 0) * to.weights.double().reshape(-1, 1)
     product = torch.einsum("pk,pnk->pn", rows, up.double()[ids])
     gate, ups = (product if bias is None else product + bias.double()[ids]).chunk(2, 1)
-    assert_near(between, gated(gate, ups, "silu"))
-    total = torch.zeros_like(x)
+    expected = gated(gate, ups, "silu")
+    assert_near(between, expected)
+    assert_near(gate_rows(x, floats(up), bias, to, activation="silu", weighs=True), expected)
+    total, by_rows = torch.zeros_like(x), torch.zeros_like(x)
     add_tiles(between, floats(down), None, to, pairs, total, weighs=False)
-    given = torch.einsum("pk,pnk->pn", between.double(), down.double()[ids])
-    assert_near(total, given.unflatten(0, (-1, TOP_K)).sum(1))
+    add_rows(between, floats(down), None, to, by_rows, weighs=False)
+    given = torch.einsum("pk,pnk->pn", between.double(), down.double()[ids]).unflatten(0, (-1, TOP_K)).sum(1)
+    assert_near(total, given)
+    assert_near(by_rows, given)
 
 
 @pytest.mark.parametrize("num_pairs", [1, 5, 6, 100, 1000])
@@ -165,16 +177,17 @@ def compile_all() -> None:
         compiled.append(event["src"].name)
 
     def launch() -> None:
-        for rows in (2, 64, 256):
+        for rows in (1, 2, 64, 256):
             x, up, down, total, _ = sample(rows)
-            add_experts(x, Mixture(up, down), total)
+            mixture = Mixture(up, down)
+            add_experts(*norm_score(x, NORM, mixture.router), mixture, total)
             scale_by_sigmoid(x, total, total[0])
 
     triton.knobs.compilation.listener = observe
     compile_launches(launch, 2)
     assert set(compiled) == {
         *("_score_row", "_score_experts", "_choose_experts", "_sort_pairs", "_scale_by_sigmoid"),
-        *("_gate_tiles", "_multiply_tiles", "_add_up"),
+        *("_gate_float_rows", "_add_float_rows", "_gate_tiles", "_multiply_tiles", "_add_up", "_rms_norm"),
     }
 
 

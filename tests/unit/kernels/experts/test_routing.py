@@ -7,9 +7,10 @@ import torch
 from kernel_inputs import DEVICE, assert_near, randn
 from torch import Tensor
 
-from worker_svc.core.kernels.experts.routing import choose_experts, score_experts, sort_pairs
+from worker_svc.core.kernels.experts.routing import choose_experts, score_experts, score_rows, sort_pairs
 from worker_svc.core.models.spec import RouterSpec
 from worker_svc.core.operations.torch_experts import choose_experts as expected_experts
+from worker_svc.core.operations.torch_experts import score_experts as expected_scores
 from worker_svc.core.operations.triton_experts import choosing_of
 
 
@@ -45,9 +46,21 @@ def test_the_best_experts_and_their_weights_are_those_of_torch(rows: int, expert
     expected = x.double() @ router.weight.double().t()
     assert_near(logits.sum(0), expected if router.bias is None else expected + router.bias.double(), 1e-5)
     routed = choose_experts(logits, correction, choosing_of(spec))
-    ids, weights = expected_experts(x, router)
+    ids, weights = expected_experts(expected_scores(x, router)[0], router)
     assert routed.ids.long().equal(ids)
     assert_near(routed.weights, weights, 1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_scores_of_few_rows_take_their_norm_along(rows: int, *, has_bias: bool) -> None:
+    x, norm, weight = randn(rows, 500, seed=1), 1 + randn(500, seed=2, scale=0.3), randn(13, 500, seed=3, scale=0.1)
+    bias = randn(13, seed=4) if has_bias else None
+    normed, scores = score_rows(x, (norm, 1e-5), weight, bias)
+    wide = x.double()
+    assert_near(normed, wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * norm.double())
+    expected = normed.double() @ weight.double().t()
+    assert_near(scores.sum(0), expected if bias is None else expected + bias.double(), 1e-5)
 
 
 def test_scores_of_a_chunk_of_a_prompt_are_those_of_torch() -> None:
@@ -65,7 +78,7 @@ def test_of_logits_whose_sigmoids_are_all_one_the_largest_are_chosen() -> None:
     spec = RouterSpec("router", 2, "sigmoid")
     logits = torch.tensor([[30.0, 40.0, -3.0, 50.0]], device=DEVICE)
     router = Router(spec, logits.t())
-    ids, weights = expected_experts(torch.ones(1, 1, device=DEVICE), router)
+    ids, weights = expected_experts(logits, router)
     routed = choose_experts(logits[None], None, choosing_of(spec))
     assert routed.ids.tolist() == ids.tolist() == [[3, 1]]
     assert routed.weights.tolist() == weights.tolist() == [[1.0, 1.0]]

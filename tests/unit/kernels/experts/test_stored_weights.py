@@ -130,8 +130,8 @@ def test_few_pairs_have_rows_and_many_have_floats() -> None:
     assert not takes_floats(fours, 10_000)
     assert takes_floats(fours, 20_000)
     dense = ExpertWeights(FLOATS, randn(EXPERTS, 4, 64), 64)
-    assert not takes_rows(dense, 0)
-    assert not takes_rows(dense, 1)
+    assert takes_rows(dense, 8)
+    assert not takes_rows(dense, 1000)
     assert not takes_floats(dense, 1 << 20)
 
 

@@ -94,11 +94,15 @@ def _score_row(
     x_ptr,  # [rows, K]
     weight_ptr,  # [EXPERTS, K]
     bias_ptr,  # [EXPERTS]
+    norm_ptr,  # [K]
+    normed_ptr,  # [rows, K]
     out_ptr,  # f32[rows, EXPERTS]
+    eps,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
     BIAS: tl.constexpr,
+    NORM: tl.constexpr,  # of x, which is written, too
     DEPENDENT: tl.constexpr,
 ):
     """One program for some experts of a row, all inputs at once: weights are there when the row is."""
@@ -108,13 +112,53 @@ def _score_row(
     is_expert, is_input = experts < EXPERTS, inputs < K
     is_weight = is_expert[:, None] & is_input[None, :]
     weight = tl.load(weight_ptr + experts[:, None] * K + inputs[None, :], mask=is_weight, other=0.0)
+    if NORM:
+        norm = tl.load(norm_ptr + inputs, mask=is_input, other=0.0).to(tl.float32)
     wait(DEPENDENT)
     release(DEPENDENT)
     x = tl.load(x_ptr + row * K + inputs, mask=is_input, other=0.0).to(tl.float32)
+    if NORM:
+        normed = (x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / K + eps)) * norm).to(normed_ptr.dtype.element_ty)
+        if tl.program_id(1) == 0:
+            tl.store(normed_ptr + row * K + inputs, normed, mask=is_input)
+        x = normed.to(tl.float32)
     scores = tl.sum(weight.to(tl.float32) * x[None, :], 1)
     if BIAS:
         scores += tl.load(bias_ptr + experts, mask=is_expert, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * EXPERTS + experts, scores, mask=is_expert)
+
+
+def scores_singly(rows: int, inputs: int) -> bool:
+    """Return whether so many rows are scored one by one, which takes a norm along."""
+    return rows <= _MOST_SINGLE_ROWS and inputs <= _MOST_SINGLE_INPUTS
+
+
+def score_rows(
+    x: Tensor, norm: tuple[Tensor, float] | None, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """norm(x) [rows, inputs], and `score_experts` of it, of few rows; norm: weight [inputs] and eps of an RMS norm."""
+    rows, inputs = x.shape
+    normed = x if norm is None else torch.empty_like(x)
+    out = torch.empty(1, rows, len(weight), dtype=torch.float32, device=x.device)
+    norm_weight, eps = norm if norm is not None else (x, 0.0)
+    dependent = has_dependent_launch(x.device)
+    _score_row[(rows, triton.cdiv(len(weight), _SINGLE_EXPERTS))](
+        x,
+        weight,
+        weight if bias is None else bias,
+        norm_weight,
+        normed,
+        out,
+        eps,
+        K=inputs,
+        EXPERTS=len(weight),
+        BLOCK=_SINGLE_EXPERTS,
+        BIAS=bias is not None,
+        NORM=norm is not None,
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
+    )
+    return normed, out
 
 
 def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -122,24 +166,11 @@ def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows, experts].
     """
     rows, inputs = x.shape
-    is_single = rows <= _MOST_SINGLE_ROWS and inputs <= _MOST_SINGLE_INPUTS
-    parts = 1 if is_single else triton.cdiv(inputs, _STEPS * _INPUTS)
+    if scores_singly(rows, inputs):
+        return score_rows(x, None, weight, bias)[1]
+    parts = triton.cdiv(inputs, _STEPS * _INPUTS)
     out = torch.empty(parts, rows, len(weight), dtype=torch.float32, device=x.device)
     dependent = has_dependent_launch(x.device)
-    if is_single:
-        _score_row[(rows, triton.cdiv(len(weight), _SINGLE_EXPERTS))](
-            x,
-            weight,
-            weight if bias is None else bias,
-            out,
-            K=inputs,
-            EXPERTS=len(weight),
-            BLOCK=_SINGLE_EXPERTS,
-            BIAS=bias is not None,
-            DEPENDENT=dependent,
-            **options(warps=4, dependent=dependent),
-        )
-        return out
     block = _LARGE_BLOCK if rows >= _FEWEST_LARGE_ROWS else _BLOCK
     _score_experts[(triton.cdiv(rows, block), triton.cdiv(len(weight), block), parts)](
         x,

@@ -8,9 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
+from worker_svc.core.kernels.experts.float_rows import add_float_rows, gate_float_rows
 from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.tuning import ADD_ROWS, GATE_ROWS, MOST_ROW_PAIRS
-from worker_svc.core.kernels.experts.weights import FP4, ExpertWeights, decode_fp4_exactly, operands, read_fp4
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, ExpertWeights, decode_fp4_exactly, operands, read_fp4
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.words import BLOCK
 
@@ -204,6 +205,9 @@ def gate_rows(
     num_pairs, outputs = routed.ids.numel(), weight.outputs // 2
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
     tile, dependent = GATE_ROWS[weight.form], has_dependent_launch(x.device)
+    if weight.form == FLOATS:
+        gate_float_rows(x, weight.numbers, bias, routed, out, tile, activation=activation, weighs=weighs)
+        return out
     _gate_rows[(triton.cdiv(outputs, tile.outputs), num_pairs)](
         x,
         *operands(weight, x, bias),
@@ -232,6 +236,9 @@ def add_rows(
     """As `add_tiles`."""
     rows, outputs = residual.shape
     tile, dependent = ADD_ROWS[weight.form], has_dependent_launch(x.device)
+    if weight.form == FLOATS:
+        add_float_rows(x, weight.numbers, bias, routed, residual, tile, weighs=weighs)
+        return
     _add_rows[(triton.cdiv(outputs, tile.outputs), rows)](
         x,
         *operands(weight, x, bias),
