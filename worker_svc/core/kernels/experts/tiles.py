@@ -7,23 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
+from worker_svc.core.kernels.experts.activation import ACTIVATIONS
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs
+from worker_svc.core.kernels.experts.tile_products import gate_tile, multiply_tile
 from worker_svc.core.kernels.experts.tuning import Tile, tile_for
-from worker_svc.core.kernels.experts.weights import (
-    FLOATS,
-    FP4,
-    ExpertWeights,
-    decode_fp4,
-    operands,
-    read,
-    read_fp4,
-)
+from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights, operands
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
-from worker_svc.core.kernels.words import BLOCK, as_operand, in_order
 
-_FLOATS, _FP4 = tl.constexpr(FLOATS), tl.constexpr(FP4)
-_BLOCK = tl.constexpr(BLOCK)
 _COLUMNS = 1024  # of a program that adds up
 
 
@@ -34,10 +24,8 @@ def most_tiles(num_pairs: int, num_experts: int, tile: Tile) -> int:
 
 
 @triton.jit
-def _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The expert of a tile, how many pairs are left to it (none after the last tile), these, and [1, BLOCK_M] which are
-    there.
-    """
+def _find_tile(counts_ptr, firsts_ptr, tile, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The expert of a tile, how many pairs are left to it (none after the last tile), and where they begin."""
     PADDED: tl.constexpr = triton.next_power_of_2(EXPERTS)
     experts = tl.arange(0, PADDED)
     counts = tl.load(counts_ptr + experts, mask=experts < EXPERTS, other=0)
@@ -47,61 +35,7 @@ def _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS: tl.constexpr, B
     is_own = experts == expert
     skipped = (tile - tl.sum(tl.where(is_own, ends - tiles, 0), 0)) * BLOCK_M
     first = tl.load(firsts_ptr + tl.minimum(expert, EXPERTS - 1)) + skipped
-    count = tl.sum(tl.where(is_own, counts, 0), 0) - skipped
-    places = tl.arange(0, BLOCK_M)
-    pairs = tl.load(order_ptr + first + places, mask=places < count, other=0).to(tl.int64)
-    return expert.to(tl.int64), count, pairs, (places < count)[None, :]
-
-
-@triton.jit
-def _add_product(
-    sums,
-    rows,  # i64[outputs, 1]: of the weights of all experts
-    expert,  # theirs
-    x,  # [inputs, pairs]
-    numbers_ptr,
-    exponents_ptr,
-    scales_ptr,
-    k,
-    is_output,
-    OUTPUTS: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    FORM: tl.constexpr,
-    GROUP: tl.constexpr,
-    EVEN: tl.constexpr,
-    WARPS: tl.constexpr,
-):
-    """Those of one step's inputs more, from k on; of FP4 a block's, in the order of `_given`."""
-    if FORM == _FP4:
-        words, exponents = read_fp4(numbers_ptr, exponents_ptr, rows, expert, k // _BLOCK, is_output, OUTPUTS, K)
-        numbers = decode_fp4(words, exponents, x.dtype)
-        sums = tl.dot(as_operand(numbers, rows.shape[0], WARPS), x, sums)
-    else:
-        inputs = k + tl.arange(0, BLOCK_K)[None, :]
-        weight = read(numbers_ptr + rows * K + inputs, is_output, inputs < K, EVEN).to(x.dtype)
-        if GROUP > 0:
-            scales = scales_ptr + rows * ((K + GROUP - 1) // GROUP) + k // GROUP
-            sums += tl.dot(weight, x) * tl.load(scales, mask=is_output, other=0.0)
-        else:
-            sums = tl.dot(weight, x, sums)
-    return sums
-
-
-@triton.jit
-def _given(outputs, FORM: tl.constexpr, WARPS: tl.constexpr):
-    """Outputs in the order in which products have them."""
-    if FORM == _FP4:
-        outputs = in_order(outputs, outputs.shape[0], WARPS)
-    return outputs
-
-
-@triton.jit
-def _scaled(sums, rows, scales_ptr, is_output, FORM: tl.constexpr, GROUP: tl.constexpr):
-    """Products by what each output has."""
-    if FORM != _FLOATS and GROUP == 0:
-        sums *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)
-    return sums
+    return expert.to(tl.int64), tl.sum(tl.where(is_own, counts, 0), 0) - skipped, first
 
 
 @triton.jit
@@ -121,6 +55,7 @@ def _gate_tiles(
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    SHORT: tl.constexpr,  # pairs up to which a tile is but so large; 0: there is one size
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
@@ -135,42 +70,19 @@ def _gate_tiles(
     """The weight is the tall operand of the products, so that pairs need not be padded to its height."""
     wait(DEPENDENT)
     release(DEPENDENT)
-    tile = tl.program_id(1)
-    expert, count, pairs, is_pair = _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS, BLOCK_M)
-    if count > 0:
-        outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_output = (outputs < N)[:, None]
-        inputs = tl.arange(0, BLOCK_K)
-        xs = x_ptr + (pairs // TOP_K)[None, :] * K + inputs[:, None]
-        rows = expert * 2 * N + outputs[:, None]
-        EVEN: tl.constexpr = K % BLOCK_K == 0
-        gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
-            gate = _add_product(
-                gate, rows, expert, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
-                2 * N, K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
+    expert, count, first = _find_tile(counts_ptr, firsts_ptr, tl.program_id(1), EXPERTS, BLOCK_M)
+    if count > SHORT:
+        gate_tile(
+            x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert, count,
+            first, N, K, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, ACTIVATION, BIAS, WEIGHS,
+        )  # fmt: skip
+    elif count > 0:  # noqa: SIM102  (what the compiler knows stands alone, so that it leaves the rest out)
+        if SHORT > 0:
+            gate_tile(
+                x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert,
+                count, first, N, K, TOP_K, SHORT, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, ACTIVATION, BIAS,
+                WEIGHS,
             )  # fmt: skip
-            up = _add_product(
-                up, rows + N, expert, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
-                2 * N, K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
-            )  # fmt: skip
-        outputs = _given(outputs, FORM, WARPS)
-        is_output = (outputs < N)[:, None]
-        rows = expert * 2 * N + outputs[:, None]
-        gate = _scaled(gate, rows, scales_ptr, is_output, FORM, GROUP)
-        up = _scaled(up, rows + N, scales_ptr, is_output, FORM, GROUP)
-        if WEIGHS:
-            weights = tl.load(weights_ptr + pairs)[None, :]
-            gate *= weights
-            up *= weights
-        if BIAS:
-            biases = bias_ptr + expert * 2 * N + outputs[:, None]
-            gate += tl.load(biases, mask=is_output, other=0.0).to(tl.float32)
-            up += tl.load(biases + N, mask=is_output, other=0.0).to(tl.float32)
-        out = gated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + pairs[None, :] * N + outputs[:, None], out, mask=is_pair & is_output)
 
 
 @triton.jit
@@ -189,6 +101,7 @@ def _multiply_tiles(
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    SHORT: tl.constexpr,  # pairs up to which a tile is but so large; 0: there is one size
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
@@ -202,33 +115,18 @@ def _multiply_tiles(
     """See `_gate_tiles`."""
     wait(DEPENDENT)
     release(DEPENDENT)
-    tile = tl.program_id(1)
-    expert, count, pairs, is_pair = _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS, BLOCK_M)
-    if count > 0:
-        outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_output = (outputs < N)[:, None]
-        inputs = tl.arange(0, BLOCK_K)
-        xs = x_ptr + pairs[None, :] * K + inputs[:, None]
-        rows = expert * N + outputs[:, None]
-        EVEN: tl.constexpr = K % BLOCK_K == 0
-        product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
-            product = _add_product(
-                product, rows, expert, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output,
-                N, K, BLOCK_K, FORM, GROUP, EVEN, WARPS,
+    expert, count, first = _find_tile(counts_ptr, firsts_ptr, tl.program_id(1), EXPERTS, BLOCK_M)
+    if count > SHORT:
+        multiply_tile(
+            x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert, count,
+            first, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, BIAS, WEIGHS,
+        )  # fmt: skip
+    elif count > 0:  # noqa: SIM102  (what the compiler knows stands alone, so that it leaves the rest out)
+        if SHORT > 0:
+            multiply_tile(
+                x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert,
+                count, first, N, K, SHORT, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, BIAS, WEIGHS,
             )  # fmt: skip
-        outputs = _given(outputs, FORM, WARPS)
-        is_output = (outputs < N)[:, None]
-        rows = expert * N + outputs[:, None]
-        product = _scaled(product, rows, scales_ptr, is_output, FORM, GROUP)
-        if BIAS:
-            bias = tl.load(bias_ptr + expert * N + outputs[:, None], mask=is_output, other=0.0)
-            product += bias.to(tl.float32)
-        if WEIGHS:
-            product *= tl.load(weights_ptr + pairs)[None, :]
-        out = product.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + pairs[None, :] * N + outputs[:, None], out, mask=is_pair & is_output)
 
 
 @triton.jit
@@ -284,6 +182,7 @@ def gate_tiles(
         EXPERTS=weight.count,
         TOP_K=routed.ids.shape[1],
         BLOCK_M=tile.pairs,
+        SHORT=tile.short,
         BLOCK_N=tile.outputs,
         BLOCK_K=_step(weight, tile),
         STAGES=tile.stages,
@@ -328,6 +227,7 @@ def add_tiles(
         K=x.shape[1],
         EXPERTS=weight.count,
         BLOCK_M=tile.pairs,
+        SHORT=tile.short,
         BLOCK_N=tile.outputs,
         BLOCK_K=_step(weight, tile),
         STAGES=tile.stages,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP8
 
+_FEWEST_HALVED_PAIRS = 128  # of a tile, which then has a smaller one beside it
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -17,6 +19,11 @@ class Tile:
     inputs: int  # of a step of the loop; of weights with scales for groups of inputs, no more than share one
     warps: int
     stages: int
+
+    @property
+    def short(self) -> int:
+        """Pairs up to which an expert's last tile has room for but so many; 0: it is as the others are."""
+        return self.pairs // 2 if self.pairs >= _FEWEST_HALVED_PAIRS else 0
 
 
 @dataclass(frozen=True, slots=True)
