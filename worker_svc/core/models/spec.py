@@ -146,6 +146,11 @@ class LatentAttentionSpec:
         return self.rotated_dims + self.plain_dims
 
     @property
+    def has_paired_dims(self) -> bool:
+        """Rotated dimensions that turn against each other stand side by side as they are stored."""
+        return self.rope is not None and self.rope.is_paired
+
+    @property
     def score_scale(self) -> float:
         """Of scores, before their softmax."""
         return self.query_dims**-0.5 if self.scale is None else self.scale

@@ -16,7 +16,7 @@ LEAST_DIMS = 16  # of a matrix product's operand
 
 
 @triton.constexpr_function
-def _padded(dims):
+def padded(dims):
     """Of a part of a half, as many dimensions as a tile of it has."""
     return max(LEAST_DIMS, triton.next_power_of_2(dims))
 
@@ -87,8 +87,8 @@ def _load_cached(cells, is_known, RANK: tl.constexpr, ROTATED: tl.constexpr):
     """
     PAIRS: tl.constexpr = ROTATED // 2
     LATENT: tl.constexpr = RANK // 2
-    pair = tl.arange(0, _padded(PAIRS))[None, :]
-    dims = tl.arange(0, _padded(LATENT))[None, :]
+    pair = tl.arange(0, padded(PAIRS))[None, :]
+    dims = tl.arange(0, padded(LATENT))[None, :]
     left, right = cells, cells + PAIRS + LATENT
     return (
         load(left + pair, pair, PAIRS, is_known),
@@ -182,8 +182,8 @@ def attend_latents(
         begin = split * split_length
         end = tl.minimum(begin + split_length, end)
         seen_by_all = end
-    pair = tl.arange(0, _padded(PAIRS))[None, :]
-    dims = tl.arange(0, _padded(LATENT))[None, :]
+    pair = tl.arange(0, padded(PAIRS))[None, :]
+    dims = tl.arange(0, padded(LATENT))[None, :]
     angles = rotary_ptr + (position + token)[:, None] * D + pair
     cos, sin = load(angles, pair, PAIRS, is_row), load(angles + PAIRS + LATENT, pair, PAIRS, is_row)
     queries = heads_ptr + (row + token)[:, None] * ((H + 1) * D) + head[:, None] * D
@@ -192,8 +192,8 @@ def attend_latents(
     a1, a2 = a1.to(q1.dtype), a2.to(q1.dtype)
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    acc1 = tl.zeros((BLOCK_M, _padded(LATENT)), tl.float32)
-    acc2 = tl.zeros((BLOCK_M, _padded(LATENT)), tl.float32)
+    acc1 = tl.zeros((BLOCK_M, padded(LATENT)), tl.float32)
+    acc2 = tl.zeros((BLOCK_M, padded(LATENT)), tl.float32)
     middle = begin + (seen_by_all - begin) // BLOCK_T * BLOCK_T
     for start in tl.range(begin, middle, BLOCK_T, num_stages=STAGES):
         places = start + tl.arange(0, BLOCK_T)
