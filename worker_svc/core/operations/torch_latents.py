@@ -1,4 +1,4 @@
-"""What stands around latent attention by plain torch: the reference."""
+"""Heads of latent attention, and values out of what they attended to, by plain torch: the reference."""
 
 import torch
 from torch import Tensor

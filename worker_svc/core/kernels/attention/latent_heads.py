@@ -1,5 +1,5 @@
-"""What stands around latent attention: queries brought to the latent, in the heads that attend, with the new key beside
-them; and values out of what they attended to. For the order of a head's dimensions see `latent_tiles`.
+"""Heads of latent attention: queries brought to the latent, with the new key beside them; and values out of what they
+attended to. For the order of a head's dimensions see `latent_tiles`.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """Products of a few pairs of rows and experts with stored weights, without tensor cores: at about the speed at which
-the weights can be read, where tiles would be almost empty. Each pair reads its expert's weights by itself.
+the weights can be read, where tiles would be almost empty. Each pair reads its expert's weights by itself. Floats have
+kernels of their own (`float_rows`).
 """
 
 import torch

@@ -35,7 +35,7 @@ def _squares(x, COLUMNS: tl.constexpr, IN_THREAD: tl.constexpr):
 
 @triton.jit
 def _load(pointers, columns, K: tl.constexpr, EVEN: tl.constexpr):
-    """What is at pointers to columns, of which there are K: zeros after these, unless none are; EVEN: so it is."""
+    """The numbers at pointers to columns, of which there are K, and zeros after these; EVEN: there are none after."""
     if EVEN:
         return tl.load(pointers)
     else:  # noqa: RET505  (the compiler would go on after the return)
