@@ -32,6 +32,31 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def gated_pair(
+    gate,  # f32[outputs], as `up`: products of a pair
+    up,
+    rows,  # i64[outputs]: of the biases of all experts, those of the gates
+    is_output,
+    weights_ptr,
+    bias_ptr,
+    pair,
+    N: tl.constexpr,  # ups stand so much further than gates
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,  # what was multiplied, by the pair's weight
+):
+    """activation(gate) * up of a pair's products, weighted and with their biases."""
+    if WEIGHS:
+        weight = tl.load(weights_ptr + pair)
+        gate *= weight
+        up *= weight
+    if BIAS:
+        gate += tl.load(bias_ptr + rows, mask=is_output, other=0.0).to(tl.float32)
+        up += tl.load(bias_ptr + rows + N, mask=is_output, other=0.0).to(tl.float32)
+    return gated(gate, up, ACTIVATION)
+
+
+@triton.jit
 def _scale_by_sigmoid(
     gated_ptr,  # [rows, SIZE]
     x_ptr,  # [rows, K]

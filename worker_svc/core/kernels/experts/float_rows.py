@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
+from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated_pair
 from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.tuning import RowsTile
 from worker_svc.core.kernels.experts.weights import read
@@ -54,16 +54,10 @@ def _gate_float_rows(
         x = tl.load(xs + k, mask=inputs + k < K, other=0.0).to(tl.float32)
         gate += products(of_gates, x, BLOCK_N, BLOCK_K, True)
         up += products(of_ups, x, BLOCK_N, BLOCK_K, True)
-    gate, up = tl.sum(gate, 1), tl.sum(up, 1)
-    if WEIGHS:
-        weight = tl.load(weights_ptr + pair)
-        gate *= weight
-        up *= weight
-    if BIAS:
-        gate += tl.load(bias_ptr + rows, mask=is_output, other=0.0).to(tl.float32)
-        up += tl.load(bias_ptr + rows + N, mask=is_output, other=0.0).to(tl.float32)
-    out = gated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + pair * N + outputs, out, mask=is_output)
+    out = gated_pair(
+        tl.sum(gate, 1), tl.sum(up, 1), rows, is_output, weights_ptr, bias_ptr, pair, N, ACTIVATION, BIAS, WEIGHS
+    )
+    tl.store(out_ptr + pair * N + outputs, out.to(out_ptr.dtype.element_ty), mask=is_output)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
+from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated_pair
 from worker_svc.core.kernels.experts.float_rows import add_float_rows, gate_float_rows
 from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.tuning import ADD_ROWS, GATE_ROWS, MOST_ROW_PAIRS
@@ -144,15 +144,8 @@ def _gate_rows(
     up = _product(
         x, rows + N, expert, is_output, numbers_ptr, exponents_ptr, scales_ptr, 2 * N, K, FORM, GROUP, BLOCK_N, BLOCK_K
     )
-    if WEIGHS:
-        weight = tl.load(weights_ptr + pair)
-        gate *= weight
-        up *= weight
-    if BIAS:
-        gate += tl.load(bias_ptr + rows, mask=is_output, other=0.0).to(tl.float32)
-        up += tl.load(bias_ptr + rows + N, mask=is_output, other=0.0).to(tl.float32)
-    out = gated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + pair * N + outputs, out, mask=is_output)
+    out = gated_pair(gate, up, rows, is_output, weights_ptr, bias_ptr, pair, N, ACTIVATION, BIAS, WEIGHS)
+    tl.store(out_ptr + pair * N + outputs, out.to(out_ptr.dtype.element_ty), mask=is_output)
 
 
 @triton.jit

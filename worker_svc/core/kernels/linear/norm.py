@@ -104,6 +104,7 @@ def row_scales(x: Tensor, eps: float) -> Tensor:
 def _rms_norm(
     x_ptr,
     weight_ptr,
+    residual_ptr,
     out_ptr,
     eps,
     num_rows,
@@ -111,6 +112,7 @@ def _rms_norm(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    ADD: tl.constexpr,  # to the residual
 ):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
@@ -120,49 +122,29 @@ def _rms_norm(
     wait(DEPENDENT)
     release(DEPENDENT)
     x = tl.load(x_ptr + offsets, mask=is_inside, other=0.0).to(tl.float32)
+    residual = 0.0
+    if ADD:
+        residual = tl.load(residual_ptr + offsets, mask=is_inside, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / SIZE + eps)
-    tl.store(out_ptr + offsets, (x * scale[:, None] * weight[None, :]).to(out_ptr.dtype.element_ty), mask=is_inside)
+    out = x * scale[:, None] * weight[None, :]
+    if ADD:
+        out += residual
+    tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [rows, size], contiguous -> like x; squares are summed in fp32."""
     out = torch.empty_like(x)
-    _launch(_rms_norm, x, weight, out, eps=eps)
+    _launch(_rms_norm, x, weight, x, out, eps=eps, ADD=False)
     return out
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _norm_add(
-    x_ptr,
-    weight_ptr,
-    residual_ptr,  # added to, in place
-    eps,
-    num_rows,
-    SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    is_inside = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
-    offsets = rows[:, None] * SIZE + columns[None, :]
-    weight = tl.load(weight_ptr + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
-    wait(DEPENDENT)
-    release(DEPENDENT)
-    x = tl.load(x_ptr + offsets, mask=is_inside, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + offsets, mask=is_inside, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / SIZE + eps)
-    total = residual + x * scale[:, None] * weight[None, :]
-    tl.store(residual_ptr + offsets, total.to(residual_ptr.dtype.element_ty), mask=is_inside)
 
 
 def norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> None:
     """Add the norm of x [rows, size] to `residual`, like x, in place; both are contiguous."""
-    _launch(_norm_add, x, weight, residual, eps=eps)
+    _launch(_rms_norm, x, weight, residual, residual, eps=eps, ADD=True)
 
 
-def _launch(kernel: Any, x: Tensor, *others: Tensor, eps: float) -> None:
+def _launch(kernel: Any, x: Tensor, *others: Tensor, eps: float, **constants: bool) -> None:
     """A kernel whose programs do whole rows of x [rows, size], several where there are many."""
     num_rows, size = x.shape
     block = triton.next_power_of_2(size)
@@ -177,5 +159,6 @@ def _launch(kernel: Any, x: Tensor, *others: Tensor, eps: float) -> None:
         ROWS=rows,
         BLOCK=block,
         DEPENDENT=dependent,
+        **constants,
         **options(warps=4, dependent=dependent),
     )
