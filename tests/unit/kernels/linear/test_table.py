@@ -50,13 +50,25 @@ def test_one_row_goes_through_tiles_that_suit_the_weight() -> None:
     assert found("gated", 6144, 1024, 1) == OneRowTile(8, 512, 4, in_thread=True, late=True)
     assert found("normed", 151936, 1024, 1) == OneRowTile(16, 512, 4, in_thread=True)
     assert found("added", 1024, 2048, 1) == OneRowTile(8, 2048, 8)
+    assert found("added", 2560, 2048, 1) == OneRowTile(2, 1024, 4, in_thread=True)
+    assert found("normed", 5120, 2048, 1) == OneRowTile(4, 1024, 4, in_thread=True, late=True)
+    assert found("normed", 151936, 2048, 1) == OneRowTile(8, 2048, 8)
     assert found("added", 1024, 3072, 1) == OneRowTile(4, 1024, 8, in_thread=True)
+    assert found("gated", 20480, 2560, 1) == OneRowTile(4, 512, 8, in_thread=True, late=True)
+    assert found("added", 2048, 4096, 1) == OneRowTile(2, 2048, 4)
+    assert found("plain", 2560, 10240, 1) == OneRowTile(4, 2048, 8, in_thread=True)
     assert found("normed", 6144, 4096, 1) == OneRowTile(8, 1024, 4, in_thread=True, late=True)
     assert found("normed", 151936, 4096, 1) == found("added", 4096, 4096, 1) == OneRowTile(8, 1024, 4)
     assert found("gated", 24576, 4096, 1) == OneRowTile(1, 4096, 4)
     assert found("added", 4096, 12288, 1) == OneRowTile(1, 2048, 8)
     assert found("plain", 4096, 1024, 1) == found("biased", 4096, 1024, 1) == OneRowTile(32, 1024, 8)
     assert found("normed", 4096, 96, 1) == found("plain", 4096, 96, 1) == CUBLAS
+
+
+def test_a_step_of_one_row_is_as_large_as_divides_the_inputs_or_larger_where_that_is_little() -> None:
+    steps = [OneRowTile(4, 1024, 8).step(inputs) for inputs in (4096, 2560, 2816, 2880, 1408, 896, 96)]
+    assert steps == [1024, 512, 256, 1024, 1024, 1024, 128]
+    assert [OneRowTile(4, 128, 4).step(inputs) for inputs in (4096, 2880)] == [128, 128]
 
 
 def test_small_weights_of_a_few_rows_are_cut_along_their_inputs_and_large_ones_are_not() -> None:
