@@ -87,7 +87,7 @@ def _add_float_rows(
     biases = tl.zeros((BLOCK_N,), tl.float32)
     for place in tl.static_range(TOP_K):
         pair = row * TOP_K + place
-        # The kernel before began after those that chose: what they wrote is read before it has ended.
+        # The kernel before has waited for those that chose: what they wrote can be read before it has ended.
         rows = tl.load(ids_ptr + pair).to(tl.int64) * N + outputs
         weight = 1.0
         if WEIGHS:
