@@ -22,7 +22,7 @@ _BLOCK = tl.constexpr(BLOCK)
 
 def takes_rows(weight: ExpertWeights, num_pairs: int) -> bool:
     """Return whether products of so many pairs are computed here."""
-    return num_pairs <= MOST_ROW_PAIRS.get(weight.form, -1)
+    return num_pairs <= MOST_ROW_PAIRS[weight.form]
 
 
 @triton.jit
