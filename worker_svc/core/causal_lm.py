@@ -9,6 +9,7 @@ from torch import Tensor
 
 from contract.domain.kv_kinds import Reach
 from worker_svc.core.attention.interface import AttentionKind, StepAttention
+from worker_svc.core.kernels.attention.latent_shape import LatentShape
 from worker_svc.core.layers.embedding import VocabParallelEmbedding
 from worker_svc.core.layers.fusion import operand
 from worker_svc.core.layers.norm import make_norm
@@ -139,7 +140,17 @@ def _kind_of(attention: AnyAttentionSpec, rotary: RotaryEmbedding, max_model_len
         has_sinks=attention.sinks is not None,
         chunk=reach.chunk,
         temperature=attention.temperature,
-        rank=attention.rank if isinstance(attention, LatentAttentionSpec) else 0,
+        latent=_latent_of(attention) if isinstance(attention, LatentAttentionSpec) else None,
+    )
+
+
+def _latent_of(attention: LatentAttentionSpec) -> LatentShape:
+    return LatentShape(
+        plain=attention.plain_dims,
+        values=attention.value_dims,
+        rank=attention.rank,
+        rotated=attention.rotated_dims,
+        is_paired=attention.has_paired_dims,
     )
 
 

@@ -17,14 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.core.attention.triton_backend import Spans, TritonAttention, chunk_spans, chunk_tiles
+from worker_svc.core.attention.chunk_work import Room, Work, WorkForm
+from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots, Runs
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.attention.decode import DecodeRows
-from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles
+from worker_svc.core.kernels.attention.prefill import QUERY_TILE
 from worker_svc.core.kernels.delta.sequences import Sequences
 from worker_svc.core.kernels.sampling.draw import sample_tokens
 from worker_svc.core.kernels.state.inputs import chunk_inputs, draw_inputs
@@ -139,7 +140,7 @@ class _Columns:
     decode_slots: Tensor
     decode_contexts: Tensor
     num_decodes: Tensor  # [1]: how many of these stand before all others
-    work: PrefillTiles | Spans  # of the sequences that advance by chunks
+    work: Work  # of the sequences that advance by chunks
     last_tokens: Tensor  # of the sequences that sample, as the next two; after them further rows that are wanted
     sample_slots: Tensor
     sample_positions: Tensor
@@ -288,7 +289,7 @@ class ChunkGraphs:
             decode_slots=decode_slots,
             decode_contexts=decode_contexts,
             num_decodes=num_decodes[:1],
-            work=Spans(shape.tokens, self._step.limits.max_model_len, *work) if shape.by_flash else PrefillTiles(*work),
+            work=self._form(shape).work(work),
             last_tokens=last_tokens,
             sample_slots=sample_slots,
             sample_positions=sample_positions,
@@ -298,14 +299,9 @@ class ChunkGraphs:
 
     def _places(self, shape: Shape) -> list[slice]:
         """See `_Columns.places`."""
-        most_tokens = shape.rows if shape.is_flexible else shape.tokens
-        num_chunks = shape.chunks + -(-most_tokens // self._longest_pad(shape))
-        if shape.by_flash:
-            work = [num_chunks + 1, num_chunks, num_chunks]
-        else:
-            work = [-(-most_tokens // QUERY_TILE) + shape.chunks + 2] * 4
-        lengths = [shape.decodes + num_chunks] * 3 + [shape.decodes] * 3 + [1]
-        lengths += work + [shape.last_tokens] * 3
+        lengths = [shape.decodes + shape.chunks + self._num_pads(shape)] * 3 + [shape.decodes] * 3 + [1]
+        lengths += self._form(shape).lengths()
+        lengths += [shape.last_tokens] * 3
         lengths += [3 * self._num_runs(shape), shape.cells // 2]
         starts = np.cumsum([0, *map(_aligned, lengths)]).tolist()
         return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]
@@ -323,11 +319,8 @@ class ChunkGraphs:
         num_decodes = batch.num_decodes if shape.is_flexible else shape.decodes
         padded = self._padded(shape, batch, num_decodes)
         rows = rows + np.where(rows >= batch.num_decodes, num_decodes - batch.num_decodes, 0)
-        if shape.by_flash:
-            # Those after the end are empty.
-            work = [(column, int(column[-1])) for column in chunk_spans(padded, num_decodes)]
-        else:
-            work = [(column, 0) for column in chunk_tiles(padded, num_decodes)]
+        form = self._form(shape)
+        work = form.columns(padded, num_decodes)
         parts = [  # what each begins with, and what the rest is
             (padded.slots, dummy_slot),
             (padded.context_lens, 0),
@@ -336,7 +329,7 @@ class ChunkGraphs:
             (padded.slots[:num_decodes], dummy_slot),
             (padded.context_lens[:num_decodes], 1),
             (np.array([num_decodes]), 0),
-            *work,
+            *zip(work, form.rests(work), strict=True),
             (np.concatenate((padded.query_starts[padded.samples + 1] - 1, rows)), 0),
             (padded.slots[padded.samples], dummy_slot),
             (padded.sample_positions, 0),
@@ -373,6 +366,16 @@ class ChunkGraphs:
             samples=batch.samples + np.where(batch.samples >= num_decodes, idle, 0),
         )
 
+    def _form(self, shape: Shape) -> WorkForm:
+        room = Room(
+            _most_tokens(shape), shape.tokens, self._step.limits.max_model_len, shape.chunks, self._num_pads(shape)
+        )
+        return self._step.attention.form(room, by_flash=shape.by_flash)
+
+    def _num_pads(self, shape: Shape) -> int:
+        """Chunks of the dummy's, at most."""
+        return -(-_most_tokens(shape) // self._longest_pad(shape))
+
     def _longest_pad(self, shape: Shape) -> int:
         """Of the chunks of the dummy's: its context is as long."""
         return min(_LONGEST_PAD, self._step.limits.max_model_len) if shape.by_flash else QUERY_TILE
@@ -380,3 +383,8 @@ class ChunkGraphs:
 
 def _aligned(length: int) -> int:
     return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+def _most_tokens(shape: Shape) -> int:
+    """In chunks."""
+    return shape.rows if shape.is_flexible else shape.tokens

@@ -1,6 +1,15 @@
-"""Configurations of families with latent attention, beside `FIELDS` of `test_triton_runner`."""
+"""Configurations of families with latent attention, beside `FIELDS` of `test_triton_runner`, and what their steps
+choose.
+"""
 
 from typing import Any
+
+import pytest
+
+from worker_svc.core.attention import chunk_work
+from worker_svc.core.attention.chunk_work import LatentForm
+from worker_svc.core.batch import Batch
+from worker_svc.core.slots import I64
 
 DEEPSEEK_V2: dict[str, Any] = {
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -27,3 +36,20 @@ DEEPSEEK_V3: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
     "first_k_dense_replace": 0,
 }
+
+
+def expand_short_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Let steps of any number of tokens bring contexts to heads where that is less arithmetic; the list that is
+    returned hears of each step whether it did.
+    """
+    choices: list[bool] = []
+    columns_of = LatentForm.columns
+
+    def columns(form: LatentForm, batch: Batch, first: int) -> list[I64]:
+        columns = columns_of(form, batch, first)
+        choices.append(len(columns[4]) > 0)
+        return columns
+
+    monkeypatch.setattr(chunk_work, "_FEWEST_EXPANDED", 1)
+    monkeypatch.setattr(LatentForm, "columns", columns)
+    return choices

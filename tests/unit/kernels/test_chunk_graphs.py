@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
-from latent_families import DEEPSEEK_V3
+from latent_families import DEEPSEEK_V3, expand_short_steps
 from plans import Drive, drive
 from test_flash_attention import always, reference  # noqa: F401  (a fixture)
 from test_triton_runner import CONFIG, PLAIN, QWEN3_5, QWEN3_NEXT, changed, make_runner, sequences
@@ -15,6 +15,7 @@ from contract.domain.params import Sampling
 from contract.domain.pooling import Pooling, PoolingKind
 from worker_svc.compute import TorchCompute, TritonCompute
 from worker_svc.core import chunk_graphs
+from worker_svc.core.attention import chunk_work
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch
 from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep, Shape, make_shapes
@@ -97,6 +98,25 @@ def test_tokens_stand_where_decodes_are_not(monkeypatch: pytest.MonkeyPatch, con
     decoder = runner._decoder = Unrecorded(runner, Shape(3, 14, is_flexible=True), Shape(3, 40, is_flexible=True))
     drive(runner, padded, chunk=16, stagger=1)
     assert set(decoder.taken) == {Shape(3, 14, is_flexible=True), Shape(3, 40, is_flexible=True)}
+    assert [each.output for each in padded] == [each.output for each in expected]
+    assert int(runner._slots.num_computed[-1]) == 0
+    assert bool(torch.isfinite(runner._cache.keys[:, -1, 0]).all())
+
+
+@pytest.mark.parametrize("shapes", [(Shape(3, 40, is_flexible=True),), (Shape(0, 16), Shape(3, 16), Shape(3, 80))])
+def test_a_graph_brings_contexts_to_heads_or_not_as_its_columns_say(
+    monkeypatch: pytest.MonkeyPatch, shapes: tuple[Shape, ...]
+) -> None:
+    config = changed(**DEEPSEEK_V3)
+    monkeypatch.setattr(chunk_work, "_FEWEST_CONTEXTS", 96)
+    expected, padded = sequences(PLAIN[:4], num=4), sequences(PLAIN[:4], num=4)
+    drive(make_runner(config, TorchCompute("")), expected, chunk=16, stagger=1)
+    choices = expand_short_steps(monkeypatch)
+    runner = make_runner(config, TritonCompute("", DEVICE, LINES))
+    decoder = runner._decoder = Unrecorded(runner, *shapes)
+    drive(runner, padded, chunk=16, stagger=1)
+    assert decoder.taken
+    assert set(choices) == {True, False}
     assert [each.output for each in padded] == [each.output for each in expected]
     assert int(runner._slots.num_computed[-1]) == 0
     assert bool(torch.isfinite(runner._cache.keys[:, -1, 0]).all())

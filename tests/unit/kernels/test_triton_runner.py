@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
-from latent_families import DEEPSEEK_V2, DEEPSEEK_V3
+from latent_families import DEEPSEEK_V2, DEEPSEEK_V3, expand_short_steps
 from plans import Drive, drive
 from random_models import random_model, unwritten_cache, unwritten_states
 
@@ -280,6 +280,21 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
         assert len(fused.tops) == len(reference.tops)
         for found, expected in zip(fused.tops, reference.tops, strict=True):
             assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("config", [changed(**DEEPSEEK_V2), changed(**DEEPSEEK_V3)], ids=["v2", "v3"])
+def test_tokens_are_those_of_the_reference_where_contexts_are_brought_to_heads(
+    monkeypatch: pytest.MonkeyPatch, config: ModelConfig
+) -> None:
+    """First chunks are, those after longer contexts are not."""
+    both = sequences(MIXED), sequences(MIXED)
+    drive(make_runner(config, TorchCompute("")), both[0], chunk=24, window=2, stagger=2)
+    choices = expand_short_steps(monkeypatch)
+    drive(make_runner(config, TritonCompute("", DEVICE, LINES)), both[1], chunk=24, window=2, stagger=2)
+    assert set(choices) == {True, False}
+    assert [each.output for each in both[1]] == [each.output for each in both[0]]
+    for reference, fused in zip(*both, strict=True):
+        assert fused.logprobs == pytest.approx(reference.logprobs, abs=1e-4, nan_ok=True)
 
 
 @pytest.mark.parametrize("config", [CONFIG, changed(**GPT_OSS), changed(**LLAMA4)], ids=["qwen3", "gpt_oss", "llama4"])

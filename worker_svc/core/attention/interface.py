@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from worker_svc.core.batch import Batch
+from worker_svc.core.kernels.attention.latent_shape import LatentShape
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.models.spec import TemperatureSpec
+from worker_svc.core.models.spec import LatentAttentionSpec, TemperatureSpec
 from worker_svc.core.operations.interface import Norm
 
 if TYPE_CHECKING:  # these are made of what is here
@@ -24,6 +25,17 @@ class HeadNorms:
     key: Norm
 
 
+class LatentLayer(Protocol):
+    """Latent attention's heads on this rank."""
+
+    spec: LatentAttentionSpec
+    up: Tensor  # keys and values out of the latent, [heads, plain_dims + value_dims, rank]
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of the latent."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
     """The attention of some layers, beside their heads."""
@@ -35,7 +47,7 @@ class AttentionKind:
     has_sinks: bool = False  # see `StepAttention.attend`
     chunk: int | None = None  # contexts are cut into so many tokens, of which a query sees those of its own alone
     temperature: TemperatureSpec | None = None  # of queries
-    rank: int = 0  # of the latent that is key and value of all heads, beside rotated dimensions; 0: they have their own
+    latent: LatentShape | None = None  # keys and values are made of it; None: heads have their own
 
     @property
     def is_plain(self) -> bool:
@@ -44,7 +56,7 @@ class AttentionKind:
         """
         is_seen = self.window is None and self.chunk is None
         is_as_it_is = self.temperature is None and self.softcap is None and not self.has_sinks
-        return is_seen and is_as_it_is and not self.rank
+        return is_seen and is_as_it_is and self.latent is None
 
 
 class StepAttention(Protocol):
@@ -69,10 +81,17 @@ class StepAttention(Protocol):
         """Scale the rows of qkv (if `unscaled`), normalise (if `head_norms`) and rotate queries and keys, write keys
         and values to the cache of `layer`, then attend causally over each context.
 
-        qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: query, key and value heads one after the other, without
-        the last where keys are the values; it may be overwritten -> [tokens, num_heads * head_dim], of which dimensions
-        that no latent has may be anything. sinks [num_heads]: scores that take part in each head's softmax and have no
-        value.
+        qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: query, key and value heads one after the other; it may
+        be overwritten -> [tokens, num_heads * head_dim]. sinks [num_heads]: scores that take part in each head's
+        softmax and have no value.
+        """
+
+    def attend_latents(self, layer: int, queries: Tensor, down: Tensor, weights: LatentLayer) -> Tensor:
+        """Normalise latents, rotate what is rotated, write latents and rotated keys to the cache of `layer`, then
+        attend causally over each context, to keys and values that `weights` make of latents.
+
+        queries [tokens, heads * (plain_dims + rotated_dims)], down [tokens, rank + rotated_dims]: the latent, then the
+        key's rotated dimensions -> [tokens, heads * value_dims]
         """
 
 

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.core.attention.interface import AttentionKind, HeadNorms
+from worker_svc.core.attention.interface import AttentionKind, HeadNorms, LatentLayer
+from worker_svc.core.attention.torch_latents import make_heads, make_values
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.kv_cache import KVCache, movable
@@ -205,6 +206,10 @@ class TorchStepAttention:
             attended = self._attend_group(kind, group, group.seen[reach], query, kept, scales, sinks=sinks)
             out.index_copy_(0, group.tokens, attended)
         return out.flatten(1)
+
+    def attend_latents(self, layer: int, queries: Tensor, down: Tensor, weights: LatentLayer) -> Tensor:
+        """Implement `StepAttention.attend_latents`: one head that is key and value of all."""
+        return make_values(self.attend(layer, make_heads(queries, down, weights), None), weights)
 
     def _attend_group(  # noqa: PLR0917
         self,

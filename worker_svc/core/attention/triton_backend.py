@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker_svc.core.attention.chunk_work import LatentForm, LatentWork, Room, SpanForm, Spans, TileForm, Work, WorkForm
 from worker_svc.core.attention.flash_attention import Chunks, PagedAttention
-from worker_svc.core.attention.interface import AttentionKind, HeadNorms
+from worker_svc.core.attention.interface import AttentionKind, HeadNorms, LatentLayer
+from worker_svc.core.attention.triton_latents import LatentChunks, LatentStep, TritonLatents
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
-from worker_svc.core.kernels.attention.latent import LatentDims, LatentKernels
-from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles, prefill_attention
+from worker_svc.core.kernels.attention.prefill import PrefillTiles, prefill_attention
 from worker_svc.core.kernels.attention.rope import rope_write
 from worker_svc.core.kernels.delta.sequences import Sequences
 from worker_svc.core.kernels.linear.norm import scale_rows
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.kv_cache import KVCache
-from worker_svc.core.slots import I64
 from worker_svc.core.states.slot_states import SlotStates
 from worker_svc.core.states.triton_states import ChunkedStates, DecodedStates
 from worker_svc.core.transfer import upload
@@ -53,14 +53,13 @@ class TritonAttention:
         # Layers that attend alike see as much, and so are of one kind in the cache.
         self.tables = dict(zip(kinds, cache.kinds, strict=True))
         different = dict.fromkeys(kinds)
-        self.decodes = {kind: self._make_decode(kind, max_num_seqs) for kind in different if not kind.rank}
-        self.latents = {kind: self._make_latents(kind, max_num_seqs) for kind in different if kind.rank}
-
-    def _make_latents(self, kind: AttentionKind, max_num_seqs: int) -> LatentKernels:
-        assert kind == AttentionKind(kind.rotary, kind.scale, rank=kind.rank), "latents are seen as they are"
-        dims = LatentDims(kind.rank, self.cache.shape.head_dim - kind.rank)
-        item_bytes = self.cache.shape.dtype.itemsize
-        return LatentKernels(max_num_seqs, self.num_heads, dims, kind.rotary.table, kind.scale, item_bytes)
+        self.decodes = {kind: self._make_decode(kind, max_num_seqs) for kind in different if kind.latent is None}
+        self.latents = {
+            kind: TritonLatents(kind, kind.latent, num_heads, max_num_seqs, cache.shape.dtype.itemsize)
+            for kind in different
+            if kind.latent is not None
+        }
+        assert len({kind.latent for kind in kinds}) == 1, "all layers attend to latents of one shape, or none does"
 
     def _make_decode(self, kind: AttentionKind, max_num_seqs: int) -> DecodeAttention:
         shape = self.cache.shape
@@ -82,6 +81,13 @@ class TritonAttention:
             has_scales=shape.scales is not None,
         )
 
+    def form(self, room: Room, *, by_flash: bool) -> WorkForm:
+        """Who attends to chunks: a FlashAttention package, or own kernels."""
+        if by_flash:
+            return SpanForm(room)
+        latent = self.kinds[0].latent
+        return TileForm(room) if latent is None else LatentForm(latent, room)
+
     def takes_finished(self, sequences: int) -> bool:
         """See `DecodeAttention.takes_finished`: those of all layers do, or none. Latents are always written ahead."""
         return all(decode.takes_finished(sequences) for decode in self.decodes.values())
@@ -101,7 +107,10 @@ class TritonAttention:
     ) -> "TritonStepAttention":
         """Implement `AttentionBackend.prepare`."""
         num_decodes = batch.num_decodes
-        by_flash = self._suits_flash(batch, num_decodes)
+        query_lens, contexts_of_chunks = batch.query_lens[num_decodes:], batch.context_lens[num_decodes:]
+        longest = int(query_lens.max(initial=0)), int(contexts_of_chunks.max(initial=0))
+        room = Room(batch.num_tokens - num_decodes, *longest)
+        form = self.form(room, by_flash=self._suits_flash(batch, num_decodes))
         slots, contexts, ends, *columns = upload(
             positions.device,
             batch.slots,
@@ -111,21 +120,15 @@ class TritonAttention:
             batch.slots[:num_decodes],
             batch.context_lens[:num_decodes],
             np.array([num_decodes]),
-            *(chunk_spans if by_flash else chunk_tiles)(batch, num_decodes),
+            *form.columns(batch, num_decodes),
         )
         decode_rows, count, columns = DecodeRows(*columns[:3]), columns[3], columns[4:]
         if num_decodes == len(batch.slots):
             return self.prepare_decode(decode_rows, block_tables)
-        work: PrefillTiles | Spans
-        if by_flash:
-            longest = int(batch.query_lens[num_decodes:].max())
-            work = Spans(longest, int(batch.context_lens[num_decodes:].max()), *columns)
-        else:
-            work = PrefillTiles(*columns)
         return self.prepare_chunks(
             decode_rows,
             count,
-            work,
+            form.work(columns),
             Sequences(slots, contexts, ends),
             positions=positions,
             slot_mappings=slot_mappings,
@@ -143,7 +146,7 @@ class TritonAttention:
         self,
         decode_rows: DecodeRows,
         num_decodes: Tensor,
-        work: "PrefillTiles | Spans",
+        work: Work,
         sequences: Sequences,
         *,
         positions: Tensor,
@@ -151,9 +154,8 @@ class TritonAttention:
         block_tables: Sequence[Tensor],
     ) -> "TritonStepAttention":
         """The attention of a step whose tokens are those of `decode_rows`, `num_decodes` i64[1] of which are the first
-        of the flat columns, and all after these, as `work` says: tiles are the prefill kernel's, spans the
-        FlashAttention package's. Further decode rows must stand where nobody's tokens do, and only where
-        `takes_finished`. `sequences`: of all tokens, for layers that keep a state.
+        of the flat columns, and all after these, as `work` of `form` says. Further decode rows must stand where
+        nobody's tokens do, and only where `takes_finished`. `sequences`: of all tokens, for layers that keep a state.
         """
         # Where that attends, all layers see all tokens: they are of one kind.
         chunks = self._flash_chunks(work, block_tables[0]) if isinstance(work, Spans) else work
@@ -183,7 +185,7 @@ class TritonAttention:
         pairs = int((query_lens * (2 * contexts - query_lens)).sum()) / 2
         return 4 * self.num_heads * self.cache.shape.head_dim * pairs
 
-    def _flash_chunks(self, spans: "Spans", block_tables: Tensor) -> Chunks:
+    def _flash_chunks(self, spans: Spans, block_tables: Tensor) -> Chunks:
         num_blocks = -(-spans.longest_context // self.cache.shape.block_size)
         return Chunks(
             starts=spans.starts.to(torch.int32),
@@ -205,50 +207,13 @@ class TritonAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    """Sequences that advance by chunks, one after the other; tensors are i64 on the device."""
-
-    longest_query: int  # no chunk is longer
-    longest_context: int
-    starts: Tensor  # [seqs + 1]: where each one's tokens begin in the flat columns, and the end
-    contexts: Tensor  # [seqs]: tokens with KV once the step is done
-    slots: Tensor  # [seqs]
-
-
-@dataclass(frozen=True, slots=True)
 class _Chunked:
     """The tokens of a step that come in chunks, the last of the flat columns."""
 
-    work: Chunks | PrefillTiles
+    work: Chunks | PrefillTiles | LatentWork
     positions: Tensor  # i64[tokens] of the step, as the next, of each kind of layers in the cache
     slot_mappings: Sequence[Tensor]
     num_decodes: Tensor  # i64[1]: tokens of the step that stand before them
-
-
-def chunk_spans(batch: Batch, first: int) -> tuple[I64, I64, I64]:
-    """Starts, contexts and slots of `Spans`, for the sequences of a batch from `first` on."""
-    return batch.query_starts[first:], batch.context_lens[first:], batch.slots[first:]
-
-
-def chunk_tiles(batch: Batch, first: int) -> tuple[I64, I64, I64, I64]:
-    """First rows, positions, lengths and slots of `PrefillTiles`, for the sequences of a batch from `first` on: those
-    with the longest context first.
-    """
-    query_lens = batch.query_lens[first:]
-    counts = -(-query_lens // QUERY_TILE)
-    ends = np.cumsum(counts)
-    owners = np.repeat(np.arange(first, len(batch.slots)), counts)
-    offsets = (np.arange(len(owners)) - np.repeat(ends - counts, counts)) * QUERY_TILE
-    lengths = batch.query_lens[owners] - offsets
-    positions = batch.context_lens[owners] - lengths
-    order = np.argsort(-positions, kind="stable")
-    owners = owners[order]
-    return (
-        batch.query_starts[owners] + offsets[order],
-        positions[order],
-        np.minimum(lengths, QUERY_TILE)[order],
-        batch.slots[owners],
-    )
 
 
 class TritonStepAttention:
@@ -286,9 +251,6 @@ class TritonStepAttention:
         """Implement `StepAttention.attend`."""
         backend, num_decodes = self._backend, len(self._decode_rows)
         kind = backend.kinds[layer]
-        if kind in backend.latents:
-            assert (head_norms, unscaled, sinks) == (None, None, None), "latents are attended to as they come"
-            return self._attend_latents(layer, qkv)
         place = backend.tables[kind]
         tables = self._block_tables[place]
         decode = backend.decodes[kind]
@@ -326,22 +288,16 @@ class TritonStepAttention:
             decode.attend(*given, unscaled, sinks, scales=scales, is_finished=is_finished)
         return out
 
-    def _attend_latents(self, layer: int, heads: Tensor) -> Tensor:
-        """`attend` where keys are the values: all are written before any is read."""
-        backend, rows, chunked = self._backend, self._decode_rows, self._chunked
+    def attend_latents(self, layer: int, queries: Tensor, down: Tensor, weights: LatentLayer) -> Tensor:
+        """Implement `StepAttention.attend_latents`."""
+        backend, chunked, chunks = self._backend, self._chunked, None
         kind, (cached, _) = backend.kinds[layer], backend.cache.layer(layer)
-        place, kernels = backend.tables[kind], backend.latents[kind]
-        tables = self._block_tables[place]
-        out = torch.empty(len(heads), backend.num_heads * cached.shape[-1], dtype=heads.dtype, device=heads.device)
-        if chunked is None:
-            kernels.write_decodes(heads, rows, tables, cached)
-        else:
-            assert isinstance(chunked.work, PrefillTiles), "no package attends to latents"
-            kernels.write_tokens(heads, chunked.positions, chunked.slot_mappings[place], cached)
-            kernels.prefill(heads, chunked.work, tables, cached, out)
-        if len(rows):
-            kernels.decode(heads, rows, tables, cached, out)
-        return out
+        place = backend.tables[kind]
+        if chunked is not None:
+            assert isinstance(chunked.work, LatentWork), "no package attends to latents"
+            chunks = LatentChunks(chunked.work, chunked.positions, chunked.slot_mappings[place])
+        step = LatentStep(self._decode_rows, chunks, self._block_tables[place], cached)
+        return backend.latents[kind].attend(queries, down, weights, step)
 
     def _attend_chunks(self, layer: int, tables: Tensor, qkv: Tensor, sinks: Tensor | None) -> Tensor:
         """A place for the heads of all tokens, in which those of chunks are attended."""

@@ -1,5 +1,5 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024), absorbed: queries are brought to the latent, which is both key and
-value of all heads, and what they attend to is brought from it to values.
+"""Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are made of one vector of each token,
+which alone is kept. Who attends chooses whether they are made, or queries are brought to it instead.
 """
 
 import torch
@@ -69,8 +69,5 @@ class LatentAttention:
         if self._query is not None:
             # Kernels read rows that follow each other.
             first = self._operations.norm_linear(first.contiguous(), self._query_norm, self._query)
-        heads = self._operations.latent_heads(first, down, self)
-        attended = attention.attend(self._layer, heads, None)
-        if rows is not None:
-            attended = attended[rows]
-        return self.output(self._operations.latent_values(attended, self))
+        attended = attention.attend_latents(self._layer, first, down, self)
+        return self.output(attended if rows is None else attended[rows])

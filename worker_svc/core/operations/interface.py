@@ -9,7 +9,7 @@ from worker_svc.core.formats.interface import Format, Packed
 from worker_svc.core.formats.stacked.choice import Forms
 from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.models.spec import LatentAttentionSpec, RouterSpec
+from worker_svc.core.models.spec import RouterSpec
 
 # clamped_silu is of experts alone: gates and ups within bounds, of which the ups are one more (gpt-oss).
 Activation: TypeAlias = Literal["silu", "gelu_tanh", "clamped_silu"]
@@ -50,17 +50,6 @@ class LinearLayer(Protocol):
         """Products of this rank's inputs alone, without the bias, [tokens, outputs] -> what comes out: for a partial
         layer.
         """
-
-
-class LatentLayer(Protocol):
-    """Latent attention's heads on this rank."""
-
-    spec: LatentAttentionSpec
-    up: Tensor  # keys and values out of the latent, [heads, plain_dims + value_dims, rank]
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the latent."""
 
 
 class RouterLayer(Protocol):
@@ -165,16 +154,3 @@ class Operations(Protocol):
 
     def norm_silu(self, x: Tensor, norm: Norm, gate: Tensor) -> Tensor:
         """norm(x) * silu(gate), like x; the norm is of each run of as many numbers as it has weights."""
-
-    def latent_heads(self, queries: Tensor, down: Tensor, layer: LatentLayer) -> Tensor:
-        """The heads of latent attention, not yet rotated: queries brought to the latent, and the key, which is the
-        latent, normalised; of each first the rotated and then the latent dimensions of one half, then of the other.
-
-        queries [tokens, heads * (plain_dims + rotated_dims)], down [tokens, rank + rotated_dims]: the latent, then the
-        key's rotated dimensions -> [tokens, (heads + 1) * head_dim]
-        """
-
-    def latent_values(self, attended: Tensor, layer: LatentLayer) -> Tensor:
-        """The values of what heads of `latent_heads` attended to: attended [tokens, heads * head_dim], of which rotated
-        dimensions may be anything -> [tokens, heads * value_dims].
-        """

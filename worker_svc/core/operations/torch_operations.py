@@ -9,9 +9,8 @@ from worker_svc.core.formats.int4 import Int4Format
 from worker_svc.core.formats.interface import Format
 from worker_svc.core.formats.stacked.choice import FLOATS_ALONE
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.operations.interface import Activation, ExpertsLayer, LatentLayer, LinearLayer, Norm, RouterLayer
+from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm, RouterLayer
 from worker_svc.core.operations.torch_experts import add_experts, gated, score_experts
-from worker_svc.core.operations.torch_latents import make_heads, make_values
 
 
 class TorchOperations:
@@ -88,11 +87,3 @@ class TorchOperations:
         shape = len(x), x.shape[1] // len(norm.weight), len(norm.weight)
         heads, gates = x.reshape(shape), F.silu(gate.reshape(shape).float())
         return (norm.normalize(heads) * gates).to(x.dtype).flatten(1)
-
-    def latent_heads(self, queries: Tensor, down: Tensor, layer: LatentLayer) -> Tensor:
-        """Implement `Operations.latent_heads`."""
-        return make_heads(queries, down, layer)
-
-    def latent_values(self, attended: Tensor, layer: LatentLayer) -> Tensor:
-        """Implement `Operations.latent_values`."""
-        return make_values(attended, layer)

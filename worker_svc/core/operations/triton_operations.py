@@ -14,7 +14,6 @@ from worker_svc.core.formats.fp8_groups import Fp8Groups, Fp8GroupsFormat
 from worker_svc.core.formats.int4 import Int4, Int4Format
 from worker_svc.core.formats.interface import Format
 from worker_svc.core.formats.stacked.choice import kernel_forms
-from worker_svc.core.kernels.attention.latent_heads import LatentShape, make_heads, make_values
 from worker_svc.core.kernels.delta.gates import norm_silu, sigmoid_gated
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
 from worker_svc.core.kernels.linear.activation import silu_mul
@@ -26,7 +25,7 @@ from worker_svc.core.operations.fp8_group_kernels import Fp8GroupKernels
 from worker_svc.core.operations.fp8_multiplier import Fp8Multiplier
 from worker_svc.core.operations.grouped_multiplier import GroupedMultiplier
 from worker_svc.core.operations.int4_kernels import Int4Kernels
-from worker_svc.core.operations.interface import Activation, ExpertsLayer, LatentLayer, LinearLayer, Norm, RouterLayer
+from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm, RouterLayer
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier
 from worker_svc.core.operations.triton_experts import add_experts, norm_score
 
@@ -143,14 +142,6 @@ class TritonOperations:
         norm_silu(x, norm.weight, norm.eps, gate)
         return x
 
-    def latent_heads(self, queries: Tensor, down: Tensor, layer: LatentLayer) -> Tensor:
-        """Implement `Operations.latent_heads`."""
-        return make_heads(queries, down, (layer.norm.weight, layer.norm.eps), layer.up, _shape_of(layer))
-
-    def latent_values(self, attended: Tensor, layer: LatentLayer) -> Tensor:
-        """Implement `Operations.latent_values`."""
-        return make_values(attended, layer.up, _shape_of(layer))
-
     def _gated(self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer, activation: Activation) -> Tensor | None:
         """activation(gate) * up by a product that takes it along; None: there is none of so many rows."""
         assert activation != "clamped_silu", "only experts have it"
@@ -166,10 +157,3 @@ class TritonOperations:
 
     def _of(self, linear: LinearLayer) -> Multiplier:
         return self._multipliers.get(type(linear.packed), self._plain)
-
-
-def _shape_of(layer: LatentLayer) -> LatentShape:
-    spec = layer.spec
-    return LatentShape(
-        len(layer.up), spec.plain_dims, spec.value_dims, spec.rank, spec.rotated_dims, spec.has_paired_dims
-    )

@@ -9,7 +9,7 @@ from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, Paged, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
 from torch import Tensor
 
-from worker_svc.core.attention.triton_backend import chunk_tiles
+from worker_svc.core.attention.chunk_work import chunk_tiles
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention import latent as module
 from worker_svc.core.kernels.attention.decode import DecodeRows

@@ -11,11 +11,12 @@ from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, randn
 from torch import Tensor
 
-from worker_svc.core.kernels.attention.latent_heads import LatentShape, make_heads, make_values
+from worker_svc.core.attention import torch_latents
+from worker_svc.core.kernels.attention.latent_heads import make_heads, make_values
+from worker_svc.core.kernels.attention.latent_shape import LatentShape
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import LatentAttentionSpec, NormSpec, RopeSpec, StoredRows
-from worker_svc.core.operations import torch_latents
 
 ROWS = StoredRows("it")
 MODULE = "worker_svc.core.kernels.attention.latent_heads"
@@ -48,9 +49,13 @@ def doubled(layer: Layer) -> Layer:
 
 
 def shape_of(spec: LatentAttentionSpec) -> LatentShape:
-    return LatentShape(
-        spec.num_heads, spec.plain_dims, spec.value_dims, spec.rank, spec.rotated_dims, spec.has_paired_dims
-    )
+    return LatentShape(spec.plain_dims, spec.value_dims, spec.rank, spec.rotated_dims, spec.has_paired_dims)
+
+
+def make_all_values(attended: Tensor, layer: Layer) -> Tensor:
+    out = attended.new_full((len(attended), len(layer.up) * layer.spec.value_dims), torch.nan)
+    make_values(attended, layer.up, shape_of(layer.spec), out)
+    return out
 
 
 @pytest.mark.parametrize("rows", [1, 17, 70, 1030])
@@ -73,18 +78,38 @@ def test_heads_and_values_are_those_of_the_reference(
     halves = attended.view(rows, 3, 2, spec.head_dim // 2)
     expected = torch_latents.make_values(attended.double(), doubled(layer))
     halves[..., : rotated // 2] = torch.nan  # nobody writes them
-    assert_near(make_values(attended, layer.up, shape_of(spec)), expected)
+    assert_near(make_all_values(attended, layer), expected)
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(40, 0), (40, 7), (70, 64), (70, 65), (70, 1 << 31)])
+def test_of_rows_that_are_not_wanted_keys_alone_are_made(rows: int, wanted: int) -> None:
+    layer = make_layer(heads=3, plain=24, values=20, rank=32, rotated=16, is_paired=False)
+    spec, norm, count = layer.spec, (layer.norm.weight, layer.norm.eps), torch.tensor([wanted], device=DEVICE)
+    queries, down = randn(rows, 3 * spec.query_dims, seed=3), randn(rows, spec.head_dim, seed=4)
+    queries[wanted:] = torch.nan
+    heads = make_heads(queries, down, norm, layer.up, shape_of(spec), count).view(rows, 4, -1)
+    expected = torch_latents.make_heads(queries.double(), down.double(), doubled(layer)).view(rows, 4, -1)
+    assert_near(heads[:, 3], expected[:, 3])
+    if wanted:
+        assert_near(heads[:wanted], expected[:wanted])
+    attended, out = randn(rows, 3 * spec.head_dim, seed=5), torch.full((rows, 3 * 20), 7.0, dtype=DTYPE, device=DEVICE)
+    make_values(attended, layer.up, shape_of(spec), out, count)
+    if wanted:
+        assert_near(out[:wanted], make_all_values(attended, layer)[:wanted])
+    assert bool((out[wanted:] == 7).all())
 
 
 def launch(function: Any) -> None:
-    shape = LatentShape(16, 128, 128, 512, 64, is_paired=True)
+    shape, count = LatentShape(128, 128, 512, 64, is_paired=True), torch.zeros(1, dtype=torch.int64)
     up, norm = torch.zeros(16, 256, 512, dtype=torch.bfloat16), torch.zeros(512, dtype=torch.bfloat16)
     for rows in (1, 32, 64, 2048):
         both = torch.zeros(rows, 16 * 192 + 576, dtype=torch.bfloat16)
-        if function is make_heads:
-            make_heads(*both.split([16 * 192, 576], dim=1), (norm, 1e-6), up, shape)
-        else:
-            make_values(torch.zeros(rows, 16 * 576, dtype=torch.bfloat16), up, shape)
+        attended, out = (torch.zeros(rows, 16 * dims, dtype=torch.bfloat16) for dims in (576, 128))
+        for num_absorbed in (None, count):
+            if function is make_heads:
+                make_heads(*both.split([16 * 192, 576], dim=1), (norm, 1e-6), up, shape, num_absorbed)
+            else:
+                make_values(attended, up, shape, out, num_absorbed)
 
 
 @pytest.mark.parametrize(("kernel", "function"), [("_make_heads", make_heads), ("_make_values", make_values)])

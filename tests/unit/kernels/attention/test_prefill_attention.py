@@ -8,7 +8,7 @@ import torch
 from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
 
-from worker_svc.core.attention.triton_backend import chunk_tiles
+from worker_svc.core.attention.chunk_work import chunk_tiles
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention import prefill as kernel
 from worker_svc.core.kernels.attention.prefill import PrefillTiles, prefill_attention

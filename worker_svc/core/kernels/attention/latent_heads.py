@@ -1,14 +1,13 @@
 """Heads of latent attention: queries brought to the latent, with the new key beside them; and values out of what they
-attended to. For the order of a head's dimensions see `latent_tiles`.
+attended to. For the order of a head's dimensions see `latent_tiles`. Rows whose contexts are brought to heads instead
+(see `latent_expanded`) stand last, and have their keys made alone.
 """
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.kernels.attention.latent_shape import LatentShape
 from worker_svc.core.kernels.attention.latent_tiles import padded
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
@@ -19,18 +18,6 @@ _FEW_VALUES, _MOST_VALUES = 32, 128  # of a program: of fewer rows values are sp
 _STEP, _STAGES = 128, 3  # latent dimensions of a step of a program that makes values
 
 
-@dataclass(frozen=True, slots=True)
-class LatentShape:
-    """The sizes of latent attention, of this rank's heads."""
-
-    num_heads: int
-    plain: int  # dimensions of a query that meet the latent
-    values: int
-    rank: int
-    rotated: int
-    is_paired: bool  # rotated dimensions that turn against each other stand side by side in queries and keys
-
-
 @triton.jit(do_not_specialize=["num_rows", "query_stride", "down_stride"])
 def _make_heads(
     queries_ptr,  # [num_rows, H (PLAIN + ROTATED)]
@@ -38,6 +25,7 @@ def _make_heads(
     norm_ptr,  # [RANK]
     up_ptr,  # [H, PLAIN + VALUES, RANK]
     heads_ptr,  # [num_rows, (H + 1) (RANK + ROTATED)]
+    num_absorbed_ptr,  # i64[1]: rows whose queries are wanted; these are the first
     eps,
     num_rows,
     query_stride,
@@ -48,6 +36,7 @@ def _make_heads(
     RANK: tl.constexpr,
     ROTATED: tl.constexpr,
     PAIRED: tl.constexpr,
+    ALL: tl.constexpr,  # rows' queries are wanted
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -60,15 +49,19 @@ def _make_heads(
     half, part = tl.program_id(1) // PARTS, tl.program_id(1) % PARTS
     rows = tl.program_id(2).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     is_row = rows < num_rows
+    num_wanted = num_rows if ALL else tl.load(num_absorbed_ptr)
+    is_wanted = (head == H) | (tl.program_id(2) * BLOCK_M < num_wanted)
     dims = part * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     is_dim = dims < LATENT
     plain = tl.arange(0, padded(PLAIN))
     is_plain = plain < PLAIN
     weights = up_ptr + head * ((PLAIN + VALUES) * RANK) + plain[:, None] * RANK + half * LATENT + dims
-    weight = tl.load(weights, mask=is_plain[:, None] & is_dim & (head < H), other=0.0)
+    weight = tl.load(weights, mask=is_plain[:, None] & is_dim & (head < H) & is_wanted, other=0.0)
     outs = heads_ptr + rows * ((H + 1) * (RANK + ROTATED)) + head * (RANK + ROTATED) + half * (PAIRS + LATENT)
     wait(DEPENDENT)
     release(DEPENDENT)
+    if not is_wanted:
+        return
     if head < H:
         query = queries_ptr + rows * query_stride + head * (PLAIN + ROTATED)
         turned = query + PLAIN
@@ -98,12 +91,14 @@ def _make_values(
     attended_ptr,  # [num_rows, H (RANK + ROTATED)]
     up_ptr,  # [H, PLAIN + VALUES, RANK]
     out_ptr,  # [num_rows, H VALUES]
+    num_absorbed_ptr,  # i64[1]: rows that are wanted; these are the first
     num_rows,
     H: tl.constexpr,
     PLAIN: tl.constexpr,
     VALUES: tl.constexpr,
     RANK: tl.constexpr,
     ROTATED: tl.constexpr,
+    ALL: tl.constexpr,  # rows are wanted
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -117,11 +112,14 @@ def _make_values(
     head = tl.program_id(0)
     values = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     rows = tl.program_id(2).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    is_row, is_value = rows < num_rows, values < VALUES
+    num_wanted = num_rows if ALL else tl.minimum(tl.load(num_absorbed_ptr), num_rows)
+    is_row, is_value = rows < num_wanted, values < VALUES
     attended = attended_ptr + rows * (H * (RANK + ROTATED)) + head * (RANK + ROTATED)
     weights = up_ptr + (head * (PLAIN + VALUES) + PLAIN + values) * RANK
     wait(DEPENDENT)
     release(DEPENDENT)
+    if tl.program_id(2) * BLOCK_M >= num_wanted:
+        return
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in tl.range(0, 2 * STEPS, num_stages=STAGES):
         half = step // STEPS
@@ -135,35 +133,44 @@ def _make_values(
     tl.store(out_ptr + rows * (H * VALUES) + head * VALUES + values, out, mask=is_row & is_value)
 
 
-def make_heads(queries: Tensor, down: Tensor, norm: tuple[Tensor, float], up: Tensor, shape: LatentShape) -> Tensor:
+def make_heads(
+    queries: Tensor,
+    down: Tensor,
+    norm: tuple[Tensor, float],
+    up: Tensor,
+    shape: LatentShape,
+    num_absorbed: Tensor | None = None,
+) -> Tensor:
     """The query heads and the key of each row, as `LatentKernels` reads them, [rows, (num_heads + 1) * (rank +
-    rotated)].
+    rotated)]; of rows from `num_absorbed` i64[1] on, if it is given, query heads may be anything.
 
     queries [rows, num_heads * (plain + rotated)] and down [rows, rank + rotated], the latent and the key's rotated
     dimensions, of any strides but the last; norm: weight [rank] and eps of the latent's; up [num_heads, plain + values,
     rank].
     """
-    count = len(queries)
-    heads = queries.new_empty(count, (shape.num_heads + 1) * (shape.rank + shape.rotated))
+    count, num_heads = len(queries), len(up)
+    heads = queries.new_empty(count, (num_heads + 1) * (shape.rank + shape.rotated))
     dims = min(_LATENT_DIMS, padded(shape.rank // 2))
     rows, dependent = _rows(count), has_dependent_launch(queries.device)
     parts = 2 * triton.cdiv(shape.rank // 2, dims)
-    _make_heads[(shape.num_heads + 1, parts, triton.cdiv(count, rows))](
+    _make_heads[(num_heads + 1, parts, triton.cdiv(count, rows))](
         queries,
         down,
         norm[0],
         up,
         heads,
+        num_absorbed if num_absorbed is not None else queries,
         norm[1],
         count,
         queries.stride(0),
         down.stride(0),
-        H=shape.num_heads,
+        H=num_heads,
         PLAIN=shape.plain,
         VALUES=shape.values,
         RANK=shape.rank,
         ROTATED=shape.rotated,
         PAIRED=shape.is_paired,
+        ALL=num_absorbed is None,
         BLOCK_M=rows,
         BLOCK_N=dims,
         DEPENDENT=dependent,
@@ -172,24 +179,28 @@ def make_heads(queries: Tensor, down: Tensor, norm: tuple[Tensor, float], up: Te
     return heads
 
 
-def make_values(attended: Tensor, up: Tensor, shape: LatentShape) -> Tensor:
+def make_values(
+    attended: Tensor, up: Tensor, shape: LatentShape, out: Tensor, num_absorbed: Tensor | None = None
+) -> None:
     """The values of what heads attended to: attended [rows, num_heads * (rank + rotated)], contiguous, of which
-    rotated dimensions are not read -> [rows, num_heads * values].
+    rotated dimensions are not read, into `out` [rows, num_heads * values], of which rows from `num_absorbed` i64[1] on,
+    if it is given, stay as they are.
     """
-    count = len(attended)
-    out = torch.empty(count, shape.num_heads * shape.values, dtype=attended.dtype, device=attended.device)
+    count, num_heads = len(attended), len(up)
     rows, dependent = _rows(count), has_dependent_launch(attended.device)
     values = min(_FEW_VALUES if rows < _LARGE_ROWS else _MOST_VALUES, padded(shape.values))
-    _make_values[(shape.num_heads, triton.cdiv(shape.values, values), triton.cdiv(count, rows))](
+    _make_values[(num_heads, triton.cdiv(shape.values, values), triton.cdiv(count, rows))](
         attended,
         up,
         out,
+        num_absorbed if num_absorbed is not None else attended,
         count,
-        H=shape.num_heads,
+        H=num_heads,
         PLAIN=shape.plain,
         VALUES=shape.values,
         RANK=shape.rank,
         ROTATED=shape.rotated,
+        ALL=num_absorbed is None,
         BLOCK_M=rows,
         BLOCK_N=values,
         BLOCK_K=min(_STEP, padded(shape.rank // 2)),
@@ -197,7 +208,6 @@ def make_values(attended: Tensor, up: Tensor, shape: LatentShape) -> Tensor:
         DEPENDENT=dependent,
         **options(warps=_warps(rows), dependent=dependent),
     )
-    return out
 
 
 def _rows(count: int) -> int:

@@ -175,3 +175,25 @@ def find_latent_cut(
     programs = sequences * -(-num_heads // tile.rows)
     splits = min(multiprocessors // programs, -(-most_tokens // _LATENT_SPLIT_TOKENS))
     return LatentCut(max(1, splits), _LATENT_SPLIT_TOKENS, tile)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedTile:
+    """The tile of a program of latent attention whose keys and values were made of latents."""
+
+    tokens: int  # of a context
+    warps: int
+    stages: int
+
+
+_EXPANDED_TILES = (ExpandedTile(64, 8, 3), ExpandedTile(64, 8, 2), ExpandedTile(32, 8, 2), ExpandedTile(16, 4, 1))
+
+
+def find_expanded_tile(query_bytes: int, token_bytes: int, shared_bytes: int) -> ExpandedTile:
+    """Of queries that take so many bytes and tokens of a context that take so many each, of a head; `shared_bytes`: of
+    a program.
+    """
+    return next(
+        (each for each in _EXPANDED_TILES if query_bytes + each.stages * each.tokens * token_bytes <= shared_bytes),
+        _EXPANDED_TILES[-1],
+    )

@@ -1,14 +1,18 @@
-"""Heads of latent attention, and values out of what they attended to, by plain torch: the reference."""
+"""Heads of latent attention, absorbed, and values out of what they attended to, by plain torch: the reference."""
 
 import torch
 from torch import Tensor
 
+from worker_svc.core.attention.interface import LatentLayer
 from worker_svc.core.models.spec import LatentAttentionSpec
-from worker_svc.core.operations.interface import LatentLayer
 
 
 def make_heads(queries: Tensor, down: Tensor, layer: LatentLayer) -> Tensor:
-    """See `Operations.latent_heads`."""
+    """The heads, not yet rotated: queries brought to the latent, and the key, which is the latent, normalised; of each
+    first the rotated and then the latent dimensions of one half, then of the other.
+
+    queries and down: see `StepAttention.attend_latents` -> [tokens, (heads + 1) * head_dim]
+    """
     spec, count = layer.spec, len(queries)
     plain, turned = torch.split(
         queries.reshape(count, len(layer.up), spec.query_dims), [spec.plain_dims, spec.rotated_dims], dim=-1
@@ -21,7 +25,9 @@ def make_heads(queries: Tensor, down: Tensor, layer: LatentLayer) -> Tensor:
 
 
 def make_values(attended: Tensor, layer: LatentLayer) -> Tensor:
-    """See `Operations.latent_values`."""
+    """The values of what heads of `make_heads` attended to: attended [tokens, heads * head_dim], of which rotated
+    dimensions may be anything -> [tokens, heads * value_dims].
+    """
     spec = layer.spec
     heads = attended.reshape(len(attended), len(layer.up), 2, spec.head_dim // 2)
     latents = heads[..., spec.rotated_dims // 2 :].flatten(-2)
