@@ -274,7 +274,7 @@ class TritonStepAttention:
                 unscaled,
                 first=0 if is_finished else num_decodes,
                 num_scaled=chunked.num_decodes if is_finished else None,
-                scale=decode.query_scale,
+                scale=decode.query_scale * scales[0],
                 scales=scales,
             )
         out = self._attend_chunks(layer, tables, qkv, sinks)

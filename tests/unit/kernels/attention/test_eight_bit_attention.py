@@ -1,5 +1,7 @@
 """Attention over keys and values that are kept as 8-bit floats, against double precision over what they stand for."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +12,10 @@ from torch import Tensor
 
 from worker_svc.core.kernels.attention import decode as module
 from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
+from worker_svc.core.kernels.attention.decode_stream import stream_shares
 from worker_svc.core.kernels.attention.prefill import PrefillTiles, prefill_attention
 from worker_svc.core.kernels.attention.rope import rope_write
-from worker_svc.core.kernels.attention.tuning import ContextCut
+from worker_svc.core.kernels.attention.tuning import ContextCut, Shares
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.kv_scales import KEPT_DTYPE, narrow, widen
 
@@ -27,10 +30,10 @@ needs_eight_bits = pytest.mark.skipif(
 class EightBits:
     """A cache in which everything that no context names is NaN, and what contexts have in it."""
 
-    def __init__(self, past: list[int], room: list[int], head_dim: int, block_size: int = 16) -> None:
-        cache = paged(past, room, KV_HEADS, head_dim, block_size)
+    def __init__(self, past: list[int], room: list[int], head_dim: int, *, num_kv_heads: int = KV_HEADS) -> None:
+        self.block_size = 16
+        cache = paged(past, room, num_kv_heads, head_dim, self.block_size)
         self.tables = cache.tables
-        self.block_size = block_size
         self.keys, self.values = narrow(3 * cache.keys, SCALES[0]), narrow(3 * cache.values, SCALES[1])
 
     def of(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
@@ -50,27 +53,39 @@ def assert_kept(found: Tensor, exact: Tensor, scale: float) -> None:
     assert float((found == nearest).double().mean()) > 0.98
 
 
-def check_decode(past: list[int], *, head_dim: int = 64, hidden_size: int | None = None, **kind: Any) -> None:
-    count = len(past)
-    cache = EightBits(past, [each + 1 for each in past], head_dim)
+def check_decode(
+    past: list[int],
+    *,
+    head_dim: int = 64,
+    hidden_size: int | None = None,
+    heads: tuple[int, int] = (HEADS, KV_HEADS),
+    **kind: Any,
+) -> None:
+    """`heads`: of queries, and of keys."""
+    count, (num_heads, num_kv_heads) = len(past), heads
+    cache = EightBits(past, [each + 1 for each in past], head_dim, num_kv_heads=num_kv_heads)
     table = rotary_table(max(past) + 1, head_dim)
-    qkv = randn(count, (HEADS + 2 * KV_HEADS) * head_dim, seed=1, scale=2.0)
+    qkv = randn(count, (num_heads + 2 * num_kv_heads) * head_dim, seed=1, scale=2.0)
     norms = 1 + randn(head_dim, seed=2, scale=0.2), 1 + randn(head_dim, seed=3, scale=0.2)
     unscaled = Unscaled(randn(count, hidden_size, seed=4, scale=3.0), EPS) if hidden_size is not None else None
     exact = qkv.double() if unscaled is None else qkv.double() * unscaled.scales().double()
     decode = DecodeAttention(
-        *(count, HEADS, KV_HEADS, head_dim, table), scale=head_dim**-0.5, block_size=16, has_scales=True, **kind
+        *(count, num_heads, num_kv_heads, head_dim, table),
+        scale=head_dim**-0.5,
+        block_size=16,
+        item_bytes=1,
+        has_scales=True,
+        **kind,
     )
-    assert not decode.takes_finished(count)
     contexts, slots = torch.tensor(past, device=DEVICE) + 1, torch.arange(count, device=DEVICE)
     rows = DecodeRows(slots, slots, contexts)
     decode.plan(rows, cache.tables)
-    out = torch.full((count, HEADS * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
+    out = torch.full((count, num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
     given = qkv.clone(), norms, EPS, rows, cache.tables, cache.keys, cache.values, out
     decode.attend(*given, unscaled, scales=SCALES)
     for slot, length in enumerate(past):
         position = torch.tensor([length], device=DEVICE)
-        query, key, value = exact[slot].view(1, -1, head_dim).split((HEADS, KV_HEADS, KV_HEADS), 1)
+        query, key, value = exact[slot].view(1, -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
         keys, values = cache.of(slot, length + 1)
         assert_kept(keys[-1:], norm_rotate(key, norms[1], EPS, table, position), SCALES[0])
         assert_kept(values[-1:], value, SCALES[1])
@@ -96,8 +111,21 @@ def test_contexts_are_cut_into_splits(monkeypatch: pytest.MonkeyPatch, splits: i
 
 
 @needs_eight_bits
-def test_many_contexts_are_cut_as_few_are() -> None:
+@pytest.mark.parametrize("programs", [1, 3, 7])
+def test_shares_of_all_contexts(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
+    monkeypatch.setattr(module, "find_shares", lambda *_: Shares(programs, 16, 3, 2, 1))
+    check_decode([0, 1, 15, 16, 17, 70])
+    check_decode([33, 0, 90], hidden_size=96)
+
+
+@needs_eight_bits
+def test_many_contexts_are_cut_into_shares() -> None:
+    """On a Hopper they are streamed."""
     check_decode([2 * each for each in range(40)])
+    if DEVICE.type == "cuda":
+        for heads in ((32, 8), (16, 8), (28, 4)):
+            check_decode([15, 16, 17, 0, 2500, 31, 32, 33] * 5, head_dim=128, heads=heads)
+            check_decode([700 - index for index in range(64)], head_dim=128, heads=heads, hidden_size=1024)
 
 
 @needs_eight_bits
@@ -131,8 +159,34 @@ def launch_decode() -> None:
         qkv, out = torch.zeros(2, 200, 6 * 128, dtype=torch.bfloat16)
         cache, table = torch.zeros(9, 16, 1, 128, dtype=KEPT_DTYPE), torch.zeros(64, 128)
         column, tables = torch.zeros(count, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32)
-        decode = DecodeAttention(count, 4, 1, 128, table, scale=128**-0.5, block_size=16, has_scales=True)
+        # Capped scores are left to splits.
+        decode = DecodeAttention(count, 4, 1, 128, table, scale=0.1, block_size=16, has_scales=True, softcap=30.0)
         decode.attend(qkv, None, EPS, DecodeRows(column, column, column), tables, cache, cache, out, scales=SCALES)
+
+
+class Nothing:
+    """A kernel that is not launched."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_args, **_options: None
+
+
+def launch_shares(other: str) -> None:
+    """One of both kernels; in a process that is for this alone."""
+    setattr(module, other, Nothing())
+    qkv, out = torch.zeros(2, 64, 6 * 128, dtype=torch.bfloat16)
+    cache, table = torch.zeros(9, 16, 1, 128, dtype=KEPT_DTYPE), torch.zeros(64, 128)
+    column, tables = torch.zeros(64, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32)
+    decode = DecodeAttention(64, 4, 1, 128, table, scale=0.1, block_size=16, item_bytes=1, has_scales=True)
+    decode.attend(qkv, None, EPS, DecodeRows(column, column, column), tables, cache, cache, out, scales=SCALES)
+
+
+def launch_streams() -> None:
+    for heads, kv_heads in ((16, 4), (32, 8)):
+        qkv, cache = torch.zeros(64, (heads + 2 * kv_heads) * 128).bfloat16(), torch.zeros(9, 16, kv_heads, 128)
+        column, ints, floats = torch.zeros(64, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32), torch.zeros(9)
+        cache, out = cache.to(KEPT_DTYPE), qkv.new_zeros(64, heads * 128)
+        stream_shares(264, qkv, (column,) * 3, ints, ints, cache, cache, out, (floats, floats, ints), 0.5)
 
 
 def launch_prefill() -> None:
@@ -153,10 +207,13 @@ def launch_write() -> None:
     [
         ("decode.attend_splits", "cvt.rn.f16x2.e4m3x2", launch_decode),
         ("decode.attend_splits", "cvt.rn.satfinite.e4m3x2.f32", launch_decode),
+        ("decode.attend_shares", "cvt.rn.f16x2.e4m3x2", partial(launch_shares, "finish_heads")),
+        ("decode.finish_heads", "cvt.rn.satfinite.e4m3x2.f32", partial(launch_shares, "attend_shares")),
+        ("decode_stream._stream_shares", "cvt.rn.f16x2.e4m3x2", launch_streams),
         ("prefill._prefill_attention", "cvt.rn.f16x2.e4m3x2", launch_prefill),
         ("rope._rope_write", "cvt.rn.satfinite.e4m3x2.f32", launch_write),
     ],
-    ids=["read", "write", "prefill", "rope"],
+    ids=["read", "write", "shares", "finish", "streams", "prefill", "rope"],
 )
 def test_kernels_compile_for_a_hopper_which_converts_by_itself(
     kernel: str, instruction: str, launch: Any, monkeypatch: pytest.MonkeyPatch

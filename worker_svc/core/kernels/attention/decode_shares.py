@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from worker_svc.core.kernels.attention.decode_plan import COLUMNS
-from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
+from worker_svc.core.kernels.attention.head_dims import aligned, kept, load, store, tile_dims, widened
 from worker_svc.core.kernels.attention.rope import head_scales, rotate
 from worker_svc.core.kernels.launch import release, wait
 from worker_svc.core.kernels.linear.norm import whole_row_scale
@@ -51,6 +51,8 @@ def finish_heads(
     eps,
     hidden_eps,
     scale,  # of queries
+    key_scale,  # of keys that are kept as 8-bit floats, as the next
+    value_scale,
     table_stride,
     block_stride,
     token_stride,
@@ -101,9 +103,9 @@ def finish_heads(
     dtype = qkv_ptr.dtype.element_ty
     store(queries, (q1 * scale).to(dtype), half, HALF, head < H)
     store(queries + HALF, (q2 * scale).to(dtype), half, HALF, head < H)
-    store(keys_ptr + offset + half, k1.to(dtype), half, HALF)
-    store(keys_ptr + offset + HALF + half, k2.to(dtype), half, HALF)
-    store(values_ptr + offset + dims, (v * from_hidden).to(dtype), dims, D)
+    store(keys_ptr + offset + half, kept(k1, keys_ptr, key_scale), half, HALF)
+    store(keys_ptr + offset + HALF + half, kept(k2, keys_ptr, key_scale), half, HALF)
+    store(values_ptr + offset + dims, kept(v * from_hidden, values_ptr, value_scale), dims, D)
 
 
 @triton.jit
@@ -217,6 +219,7 @@ def attend_shares(
     partial_ptr,  # f32[shares, 2, H, D]: of a context that others have parts of: the share's first, and another
     weight_ptr,  # f32[shares, 2, H]: log2 of each part's sum of exponentials
     done_ptr,  # i32[sequences]: parts that have ended, 0 between launches
+    value_scale,  # of values that are kept as 8-bit floats
     sequences,
     table_stride,
     block_stride,
@@ -289,6 +292,8 @@ def attend_shares(
                 wait(DEPENDENT)
                 release(DEPENDENT)
                 if number > 0:
+                    acc_1 = widened(acc_1, values_ptr, value_scale)
+                    acc_2 = widened(acc_2, values_ptr, value_scale)
                     _store(
                         out_ptr,
                         partial_ptr,
@@ -314,15 +319,15 @@ def attend_shares(
                 sums = tl.zeros((HK, GP), tl.float32)
                 acc_1 = tl.zeros((HK, GP, tile_dims(HALF)), tl.float32)
                 acc_2 = tl.zeros((HK, GP, tile_dims(HALF)), tl.float32)
-            scores = tl.where(is_token[None, None, :], tl.dot(q, k), float("-inf"))
+            scores = tl.where(is_token[None, None, :], tl.dot(q, k.to(q.dtype)), float("-inf"))
             larger = tl.maximum(most, tl.max(scores, 2))
             # Rows that are no query are zeros in both products: what does not change costs no power.
             p = tl.where(group < G, tl.exp2(scores - larger[:, :, None]), 0.0)
             alpha = tl.exp2(most - larger)
             sums = sums * alpha + tl.sum(p, 2)
-            weights = p.to(v_1.dtype)
-            acc_1 = tl.dot(weights, v_1, acc_1 * alpha[:, :, None])
-            acc_2 = tl.dot(weights, v_2, acc_2 * alpha[:, :, None])
+            weights = p.to(q.dtype)
+            acc_1 = tl.dot(weights, v_1.to(q.dtype), acc_1 * alpha[:, :, None])
+            acc_2 = tl.dot(weights, v_2.to(q.dtype), acc_2 * alpha[:, :, None])
             most = larger
             sequence, start, end, table, row = (
                 following,
@@ -333,6 +338,7 @@ def attend_shares(
             )
         place = share * 2 + (last_sequence_share > 0).to(tl.int32)
         is_whole &= start == 0
+        acc_1, acc_2 = widened(acc_1, values_ptr, value_scale), widened(acc_2, values_ptr, value_scale)
         _store(out_ptr, partial_ptr, weight_ptr, out_row, place, is_whole, most, sums, acc_1, acc_2, H, HK, D, G, GP)
         tl.debug_barrier()
         # Of what others have parts of, the program that ends last adds the parts up.

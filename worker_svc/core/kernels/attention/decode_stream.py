@@ -25,7 +25,8 @@ _QUERIES = gl.constexpr(8)  # columns of its right one
 # Heads of 64 would want two or four programs a multiprocessor, of which registers let fewer run at once; they were
 # never measured.
 _HEAD_DIM = 128
-_STAGES = gl.constexpr(3)
+_STAGE_BITS = gl.constexpr(48)  # of a number in each: three stages of 16 bits, six of 8, which are as many bytes
+_LARGEST = gl.constexpr(65504.0)  # of fp16
 # Of a thread at first, so that two programs of `finish_heads` are beside one of these; then the warps that attend get
 # what the one that asks does not need.
 _REGISTERS, _REGISTERS_TO_ASK = 112, gl.constexpr(40)
@@ -37,8 +38,9 @@ def _ask(keys, values, tiles, barriers, columns, plan_ptr, tables_ptr, table_str
     key_tiles, value_tiles = tiles
     ready, free = barriers
     slots_ptr, contexts_ptr = columns[1], columns[2]
+    STAGES: gl.constexpr = key_tiles.shape[0]
     TOKENS: gl.constexpr = key_tiles.shape[3]
-    BYTES: gl.constexpr = key_tiles.shape[2] * TOKENS * key_tiles.shape[4] * 4
+    BYTES: gl.constexpr = key_tiles.shape[2] * TOKENS * key_tiles.shape[4] * key_tiles.dtype.primitive_bitwidth // 4
     plan = plan_ptr + gl.program_id(0) * COLUMNS
     sequence = gl.load(plan)
     start = gl.load(plan + 1)
@@ -58,9 +60,9 @@ def _ask(keys, values, tiles, barriers, columns, plan_ptr, tables_ptr, table_str
         next_block = gl.load(tables_ptr + slot * table_stride, mask=left > 0, other=0)
         for _ in range(number):
             following = gl.load(table + start // TOKENS + 1, mask=start + TOKENS < end, other=0)
-            stage = count % _STAGES
+            stage = count % STAGES
             barrier = ready.index(stage)
-            mbarrier.wait(free.index(stage), ((count // _STAGES) & 1) ^ 1)
+            mbarrier.wait(free.index(stage), ((count // STAGES) & 1) ^ 1)
             mbarrier.expect(barrier, BYTES)
             if start + TOKENS >= end:
                 gdc_wait()  # the kernel ahead writes the new token's key and value
@@ -77,6 +79,17 @@ def _ask(keys, values, tiles, barriers, columns, plan_ptr, tables_ptr, table_str
 
 
 @gluon.jit
+def _queries(pointers, mask, tiles):
+    """What `pointers` lead to, as it is multiplied with tiles: of 8 bits the fewest instructions make fp16, whose range
+    is that of any query whose scores tell one token from another.
+    """
+    q = gl.load(pointers, mask=mask, other=0.0)
+    if tiles.dtype == gl.float8e4nv:
+        q = gl.maximum(gl.minimum(q.to(gl.float32), _LARGEST), -_LARGEST).to(gl.float16)
+    return q
+
+
+@gluon.jit
 def _attend(
     tiles,
     barriers,
@@ -84,6 +97,7 @@ def _attend(
     plan_ptr,
     qkv_ptr,
     outs,
+    value_scale,
     H: gl.constexpr,
     G: gl.constexpr,
     HEADS: gl.constexpr,
@@ -92,6 +106,7 @@ def _attend(
     key_tiles, value_tiles = tiles
     ready, free = barriers
     rows_ptr, contexts_ptr = columns[0], columns[2]
+    STAGES: gl.constexpr = key_tiles.shape[0]
     HK: gl.constexpr = key_tiles.shape[2]
     TOKENS: gl.constexpr = key_tiles.shape[3]
     D: gl.constexpr = key_tiles.shape[4]
@@ -121,7 +136,7 @@ def _attend(
     place = share * 2
     gdc_wait()
     gdc_launch_dependents()
-    q = gl.load(queries + row * ((H + 2 * HK) * D), mask=is_inside & (left > 0), other=0.0)
+    q = _queries(queries + row * ((H + 2 * HK) * D), is_inside & (left > 0), key_tiles)
     count = 0
     while left > 0:
         number = gl.minimum(left, (end - start + TOKENS - 1) // TOKENS)
@@ -130,15 +145,15 @@ def _attend(
         # Looked up ahead, so that nothing waits for that.
         next_end = gl.load(contexts_ptr + sequence, mask=left > 0, other=0).to(gl.int32)
         next_row = gl.load(rows_ptr + sequence, mask=left > 0, other=0)
-        next_q = gl.load(queries + next_row * ((H + 2 * HK) * D), mask=is_inside & (left > 0), other=0.0)
+        next_q = _queries(queries + next_row * ((H + 2 * HK) * D), is_inside & (left > 0), key_tiles)
         is_whole = (start == 0) & (number * TOKENS >= end)
         most = gl.full([HK, _QUERIES], float("-inf"), gl.float32, FLAT)
         sums = gl.zeros([HK, _QUERIES], gl.float32, FLAT)
         acc = gl.zeros([HK, D, _QUERIES], gl.float32, MMA)
         for _ in range(number):
-            stage = count % _STAGES
-            mbarrier.wait(ready.index(stage), (count // _STAGES) & 1)
-            k = key_tiles.index(stage).reshape([HK, TOKENS, D]).load(LEFT)
+            stage = count % STAGES
+            mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
+            k = key_tiles.index(stage).reshape([HK, TOKENS, D]).load(LEFT).to(q.dtype)
             scores = mma_v2(k, q, gl.zeros([HK, TOKENS, _QUERIES], gl.float32, MMA))
             scores = gl.where(tile >= start + TOKENS - end, scores, float("-inf"))
             larger = gl.maximum(most, gl.max(scores, 1))
@@ -146,12 +161,14 @@ def _attend(
             p = gl.where(is_query, gl.exp2(scores - gl.expand_dims(larger, 1)), 0.0)
             alpha = gl.exp2(most - larger)
             sums = sums * alpha + gl.sum(p, 1)
-            v = value_tiles.index(stage).reshape([HK, TOKENS, D]).permute([0, 2, 1]).load(LEFT)
-            acc = mma_v2(v, gl.convert_layout(p.to(v.dtype), RIGHT), acc * gl.expand_dims(alpha, 1))
+            v = value_tiles.index(stage).reshape([HK, TOKENS, D]).permute([0, 2, 1]).load(LEFT).to(q.dtype)
+            acc = mma_v2(v, gl.convert_layout(p.to(q.dtype), RIGHT), acc * gl.expand_dims(alpha, 1))
             mbarrier.arrive(free.index(stage))
             most = larger
             start += TOKENS
             count += 1
+        if key_tiles.dtype == gl.float8e4nv:
+            acc *= value_scale
         end_context(outs, row, place, is_whole, most, sums, acc, H, G)
         if not is_whole:
             add_up(outs, sequence - 1, row, first_place, first_share, last_share, H, D, HEADS, HK)
@@ -180,19 +197,21 @@ def _stream_shares(
     partial_ptr,  # f32[shares, 2, H, D]: of a context that others have parts of: the share's first, and another
     weight_ptr,  # f32[shares, 2, H]: log2 of each part's sum of exponentials
     done_ptr,  # i32[sequences]: parts that have ended, 0 between launches
+    value_scale,  # of values that are kept as 8-bit floats
     table_stride,
     H: gl.constexpr,
     G: gl.constexpr,
     HEADS: gl.constexpr,  # power of two from H
 ):
-    BLOCK: gl.constexpr = [_STAGES, 1, keys.block_type.shape[1], keys.block_type.shape[2], keys.block_type.shape[3]]
+    STAGES: gl.constexpr = _STAGE_BITS // keys.dtype.primitive_bitwidth
+    BLOCK: gl.constexpr = [STAGES, 1, keys.block_type.shape[1], keys.block_type.shape[2], keys.block_type.shape[3]]
     tiles = (
         gl.allocate_shared_memory(keys.dtype, BLOCK, keys.layout),
         gl.allocate_shared_memory(keys.dtype, BLOCK, values.layout),
     )
-    ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(_STAGES):
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=1)
     barriers = (ready, free)
@@ -200,7 +219,7 @@ def _stream_shares(
     outs = (out_ptr, partial_ptr, weight_ptr, done_ptr)
     gl.warp_specialize(
         [
-            (_attend, (tiles, barriers, columns, plan_ptr, qkv_ptr, outs, H, G, HEADS)),
+            (_attend, (tiles, barriers, columns, plan_ptr, qkv_ptr, outs, value_scale, H, G, HEADS)),
             (_ask, (keys, values, tiles, barriers, columns, plan_ptr, tables_ptr, table_stride)),
         ],
         [1],
@@ -212,7 +231,8 @@ def _tiled(cache: Tensor) -> TensorDescriptor:
     """Keys or values [blocks, tokens, heads, head_dim] by blocks, in which a head's tokens are neighbours."""
     by_heads = cache.transpose(1, 2)
     block = [1, *by_heads.shape[1:]]
-    return TensorDescriptor.from_tensor(by_heads, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))
+    dtype = gl.float8e4nv if cache.dtype == torch.float8_e4m3fn else gl.bfloat16
+    return TensorDescriptor.from_tensor(by_heads, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
 
 
 def can_stream(
@@ -222,7 +242,7 @@ def can_stream(
     if device.type != "cuda" or INTERPRETED or torch.cuda.get_device_capability(device) != _HOPPER:
         return False
     is_group = num_kv_heads in (4, 8) and num_heads <= num_kv_heads * _QUERIES.value
-    return is_group and head_dim == _HEAD_DIM and block_size == _TOKENS and item_bytes == 2
+    return is_group and head_dim == _HEAD_DIM and block_size == _TOKENS and item_bytes in (1, 2)
 
 
 def stream_shares(
@@ -235,10 +255,12 @@ def stream_shares(
     values: Tensor,
     out: Tensor,
     scratch: tuple[Tensor, Tensor, Tensor],
+    value_scale: float = 1.0,
 ) -> None:
     """Write the attended heads into `out`, after `finish_heads`, by as many programs as there are shares.
 
-    `rows`: rows, slots and contexts of the sequences; `scratch`: parts, their weights, how many of them have ended.
+    `rows`: rows, slots and contexts of the sequences; `scratch`: parts, their weights, how many of them have ended;
+    `value_scale`: of values that are kept as 8-bit floats.
     """
     kv_heads, head_dim = keys.shape[2:]
     heads = out.shape[1] // head_dim
@@ -251,6 +273,7 @@ def stream_shares(
         tables,
         out,
         *scratch,
+        value_scale,
         tables.stride(0),
         H=heads,
         G=heads // kv_heads,
