@@ -53,12 +53,13 @@ def chosen(
     *,
     scales: KVScales | None = None,
     shares_values: bool = False,
+    num_heads: int = 8,
 ) -> Compute:
     """What is chosen on a GPU of that kind, once its packages are imported."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(compute, "find_lines", lambda *_: LINES)
     shape = KVCacheShape(1, 2, head_dim, 16, torch.bfloat16, shares_values=shares_values, scales=scales)
-    found = choose_compute(requested, prefill, torch.device("cuda", 0), shape, 4, products=())
+    found = choose_compute(requested, prefill, torch.device("cuda", 0), shape, num_heads, products=())
     if isinstance(found, TritonCompute) and found._flash is not None:
         found._flash.result()
     return found
@@ -139,6 +140,17 @@ def test_no_package_is_given_eight_bits(monkeypatch: pytest.MonkeyPatch, caplog:
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_package_that_was_slower_attends_only_if_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert chosen(monkeypatch, "auto", HOPPER, 128, num_heads=10).name == "triton"
+    assert chosen(monkeypatch, "flash_attn", HOPPER, 128, num_heads=10).name == "triton, prefill flash-attn-9"
+    reason = "FlashAttention was slower with more than 4 queries of a key"
+    assert said(caplog) == [("triton", reason), ("flash-attn-9", "asked for")]
+
+
+@pytest.mark.usefixtures("installed")
 def test_no_package_is_given_latents(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert chosen(monkeypatch, "auto", HOPPER, 64, shares_values=True).name == "triton"
@@ -151,7 +163,7 @@ def test_no_package_is_given_latents(monkeypatch: pytest.MonkeyPatch, caplog: py
 def test_no_package_attends_off_a_gpu() -> None:
     shape = KVCacheShape(1, 2, 64, 16, torch.float32)
     with ThreadPoolExecutor(1) as packages, pytest.raises(PenstockError, match="the device is cpu"):
-        compute._look_for_flash_attention("flash_attn", torch.device("cpu"), shape, packages)
+        compute._look_for_flash_attention("flash_attn", torch.device("cpu"), shape, 2, packages)
 
 
 def with_package(error: Exception, *, needs_flash: bool = False) -> TritonCompute:
