@@ -12,6 +12,7 @@ from worker_svc.core.kernels.attention.tuning import ContextCut, find_cut, find_
         (1, 8, 4, ContextCut(33, 16, 16, 3, 1, None, ahead=1)),
         (8, 8, 4, ContextCut(4, 64, 64, 3, 2, None, ahead=1)),
         (16, 8, 2, ContextCut(2, 128, 128, 3, 4, None, ahead=0)),
+        (16, 8, 4, ContextCut(2, 512, 64, 3, 4, None, ahead=2)),
         (32, 8, 2, ContextCut(1, 128, 128, 3, 4, None, ahead=1)),
         (64, 8, 2, ContextCut(2, 512, 32, 3, 2, None, ahead=2)),
         (65, 8, 2, ContextCut(1, 512, 32, 3, 2, None, ahead=2)),
@@ -29,7 +30,14 @@ def test_one_sequence_is_cut_by_the_size_of_its_heads() -> None:
     assert find_cut(1, 4, 8, 256) == ContextCut(66, 32, 32, 3, 1, None, ahead=1)
     assert find_cut(1, 8, 8, 128) == ContextCut(33, 64, 64, 3, 2, None, ahead=1)
     assert find_cut(1, 4, 2, 512) == ContextCut(66, 32, 32, 3, 4, None, ahead=1)
-    assert find_cut(2, 4, 2, 512) == ContextCut(33, 64, 32, 3, 2, None, ahead=1)
+
+
+def test_a_few_are_cut_by_the_size_of_their_heads_and_the_queries_of_a_key() -> None:
+    assert find_cut(2, 4, 2, 512) == ContextCut(33, 32, 32, 3, 4, None, ahead=2)
+    assert find_cut(8, 4, 8, 256) == ContextCut(8, 128, 128, 3, 4, None, ahead=1)
+    assert find_cut(8, 4, 7, 256) == find_cut(8, 4, 8, 256)
+    assert find_cut(8, 8, 8, 128) == ContextCut(4, 128, 128, 3, 4, None, ahead=1)
+    assert find_cut(32, 4, 8, 256) == find_cut(16, 8, 4, 256)
 
 
 def test_tiles_have_as_many_tokens_as_fit() -> None:
