@@ -76,7 +76,7 @@ class LLM:
             half precision on CUDA and heads of 64-256 dimensions, torch for all else.
         prefill_attention: kernels for long chunks of prompts where triton's compute: "triton", "flash_attn" (an
             optional package), or "auto": a FlashAttention package if installed, but only on a Hopper with heads of 64
-            or 128, where it was measured; else triton.
+            or 128 and up to four queries of a key, where it was faster; else triton.
         cuda_graphs: whether decode steps are recorded as CUDA graphs, where triton's kernels compute.
         runner: "torch", or "simulated": no model runs, tokens are pretended.
         step_ms: time that a simulated step takes, milliseconds.

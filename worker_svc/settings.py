@@ -61,7 +61,8 @@ class WorkerSettings(ServiceSettings):
         default="auto",
         metadata={
             "help": "of long chunks of prompts, where triton computes (torch always attends itself); auto: a "
-            "FlashAttention package if installed, but only on a Hopper with heads of 64 or 128, where it was measured; "
+            "FlashAttention package if installed, but only on a Hopper with heads of 64 or 128 and up to four queries "
+            "of a key, where it was faster; "
             "else triton"
         },
     )
