@@ -32,8 +32,10 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A gateway that was restarted, or another of those that the address names, is found soon.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # The time that a gateway has to answer a connection, whatever the name says: one on a busy machine needs more than
+    # the pause before the next attempt.
+    ("grpc.min_reconnect_backoff_ms", 5000),
 )
 _MESSAGE_KEYS = ("role", "content")
 _U64 = 2**64

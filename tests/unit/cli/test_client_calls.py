@@ -1,9 +1,12 @@
 """What clients put on the wire and make of what comes back, against a gateway of this process."""
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -118,6 +121,56 @@ def address(gateway: Gateway) -> Iterator[str]:
 def client(address: str) -> Iterator[Client]:
     with Client(address) as client:
         yield client
+
+
+@pytest.fixture
+def late_address(address: str) -> Iterator[str]:
+    """Of a gateway that answers a connection half a second after it was taken."""
+    host, port = address.split(":")
+
+    def pass_on(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):  # either side may have closed
+            while part := source.recv(1 << 16):
+                sink.sendall(part)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def serve(taken: socket.socket) -> None:
+        with taken:
+            time.sleep(0.5)
+            with socket.create_connection((host, int(port))) as behind:
+                back = threading.Thread(target=pass_on, args=(behind, taken))
+                back.start()
+                pass_on(taken, behind)
+                back.join()
+
+    def listen() -> None:
+        with suppress(OSError):  # the listener was closed
+            while True:
+                threads.append(threading.Thread(target=serve, args=(listener.accept()[0],)))
+                threads[-1].start()
+
+    threads: list[threading.Thread] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    listening = threading.Thread(target=listen)
+    listening.start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    for thread in (listening, *threads):
+        thread.join()
+
+
+def test_a_gateway_that_is_slow_to_answer_a_connection_is_waited_for(late_address: str) -> None:
+    with Client(late_address) as client:
+        assert client.complete("hi").text == "hey"
+
+    async def complete() -> str:
+        async with AsyncClient(late_address) as client:
+            return (await client.models())[0].name
+
+    assert asyncio.run(complete()) == "m"
 
 
 def test_events_are_typed_values(client: Client) -> None:
