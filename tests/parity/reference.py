@@ -22,8 +22,9 @@ NUM_TOP = 5
 # Rounding moves logits by some 1e-6. A prompt that leads to a gap as small as that is drawn anew, so that what is
 # compared exactly does not hang on rounding.
 MIN_GREEDY_GAP = 1e-3
-MIN_TOP_GAP = 1e-4
-LOGPROB_TOLERANCE = 1e-4
+# Of logprobs, and of those that stand next to each other. A state adds up what rounding did to all tokens before: on
+# an AMD EPYC 1.3e-4 were seen, on an Intel Xeon less than 1e-4.
+TOLERANCE, TOLERANCE_OF_STATES = 1e-4, 3e-4
 
 # Every other prompt asks for its own logprobs too: the others find what such ones leave in the prefix cache.
 PROMPT_PARAMS = SamplingParams(
@@ -41,6 +42,7 @@ class Answer:
     top_ids: list[list[int]]  # per token, the most likely first
     top_logprobs: list[list[float]]
     prompt_logprobs: torch.Tensor  # f32[prompt tokens but the first, vocab_size]
+    tolerance: float  # of a logprob
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def _answer(model: PreTrainedModel, prompt: list[int]) -> Answer | None:
     top_ids: list[list[int]] = []
     top_logprobs: list[list[float]] = []
     fed, cache = torch.tensor([prompt]), None
-    of_prompt = torch.empty(0)
+    of_prompt, tolerance = torch.empty(0), _tolerance_of(model)
     for _ in range(MAX_TOKENS):
         output = model(fed, past_key_values=cache, use_cache=True)
         if cache is None:
@@ -100,13 +102,18 @@ def _answer(model: PreTrainedModel, prompt: list[int]) -> Answer | None:
         cache = output.past_key_values
         values, ids = output.logits[0, -1].float().log_softmax(-1).topk(NUM_TOP + 1)
         gaps = values[:-1] - values[1:]
-        if gaps[0] < MIN_GREEDY_GAP or gaps.min() < MIN_TOP_GAP:
+        if gaps[0] < MIN_GREEDY_GAP or gaps.min() < tolerance:
             return None
         token_ids.append(int(ids[0]))
         top_ids.append(ids[:NUM_TOP].tolist())
         top_logprobs.append(values[:NUM_TOP].tolist())
         fed = ids[:1].unsqueeze(0)
-    return Answer(prompt, token_ids, top_ids, top_logprobs, of_prompt)
+    return Answer(prompt, token_ids, top_ids, top_logprobs, of_prompt, tolerance)
+
+
+def _tolerance_of(model: PreTrainedModel) -> float:
+    has_state = "linear_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or [])
+    return TOLERANCE_OF_STATES if has_state else TOLERANCE
 
 
 def params_of(index: int) -> SamplingParams:
@@ -115,7 +122,7 @@ def params_of(index: int) -> SamplingParams:
 
 
 def assert_prompt_equal(index: int, answer: Answer, told: Sequence[dict[int, Logprob] | None] | None) -> None:
-    """The prompt's logprobs within `LOGPROB_TOLERANCE`, if it asked for them; ranks up to near-ties."""
+    """The prompt's logprobs within the answer's tolerance, if it asked for them; ranks up to near-ties."""
     if not index % 2:
         assert told is None
         return
@@ -130,13 +137,13 @@ def assert_prompt_equal(index: int, answer: Answer, told: Sequence[dict[int, Log
     at = np.repeat(np.arange(len(places)), [len(entry) for entry in places])
     right = expected[at, [token_id for entry in places for token_id in entry]]
     entries = [each for entry in places for each in entry.values()]
-    np.testing.assert_allclose([each.logprob for each in entries], right, rtol=0, atol=LOGPROB_TOLERANCE)
+    np.testing.assert_allclose([each.logprob for each in entries], right, rtol=0, atol=answer.tolerance)
     ranks = [each.rank or 0 for each in entries]
-    above, below = ((expected[at] > (right + gap)[:, None]).sum(1) for gap in (MIN_TOP_GAP, -MIN_TOP_GAP))
+    above, below = ((expected[at] > (right + gap)[:, None]).sum(1) for gap in (answer.tolerance, -answer.tolerance))
     np.testing.assert_array_less(above, ranks)
     np.testing.assert_array_less(ranks, below + 1)
     best = [[logprob for _, logprob in likeliest(entry, NUM_TOP)] for entry in places]
-    np.testing.assert_allclose(best, np.sort(expected)[:, : -NUM_TOP - 1 : -1], rtol=0, atol=LOGPROB_TOLERANCE)
+    np.testing.assert_allclose(best, np.sort(expected)[:, : -NUM_TOP - 1 : -1], rtol=0, atol=answer.tolerance)
 
 
 def likeliest(told: dict[int, Logprob], count: int) -> list[tuple[int, float]]:
@@ -146,11 +153,11 @@ def likeliest(told: dict[int, Logprob], count: int) -> list[tuple[int, float]]:
 
 
 def assert_equal(answer: Answer, token_ids: list[int], logprobs: Sequence[dict[int, Logprob]]) -> None:
-    """Token for token the same, top-5 logprobs within `LOGPROB_TOLERANCE`."""
+    """Token for token the same, top-5 logprobs within the answer's tolerance."""
     assert token_ids == answer.token_ids
     assert [next(iter(told)) for told in logprobs] == answer.token_ids
     tops = [likeliest(told, NUM_TOP) for told in logprobs]
     assert [[each.rank for each in told.values()] for told in logprobs] == [[*range(1, NUM_TOP + 1)]] * len(tops)
     assert [[token_id for token_id, _ in top] for top in tops] == answer.top_ids
     found = [[logprob for _, logprob in top] for top in tops]
-    np.testing.assert_allclose(found, answer.top_logprobs, rtol=0, atol=LOGPROB_TOLERANCE)
+    np.testing.assert_allclose(found, answer.top_logprobs, rtol=0, atol=answer.tolerance)

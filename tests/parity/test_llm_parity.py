@@ -9,7 +9,6 @@ from checkpoints import VARIANTS
 from recorder import Recorder
 from reference import (
     BUNDLED,
-    LOGPROB_TOLERANCE,
     NUM_PROMPTS,
     PARAMS,
     Reference,
@@ -76,7 +75,7 @@ def test_logprobs_of_chosen_tokens_are_those_of_transformers_beside_others(
         wanted = dict(zip(answer.top_ids[0], answer.top_logprobs[0], strict=True))
         assert told[0].keys() == {answer.token_ids[0], *asked.logprob_token_ids}
         assert {each: told[0][each].logprob for each in told[0]} == pytest.approx(
-            {each: wanted[each] for each in told[0]}, abs=LOGPROB_TOLERANCE
+            {each: wanted[each] for each in told[0]}, abs=answer.tolerance
         )
         for token_id, entry in zip(answer.token_ids, told, strict=True):
             assert list(entry) == list(dict.fromkeys((token_id, *sorted(asked.logprob_token_ids))))
