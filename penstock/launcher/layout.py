@@ -49,7 +49,7 @@ _DECIDED_HERE = frozenset(
 )
 
 FIRST_PORT = 20_000  # of those that are found for services whose port nobody chose
-_PORTS_OF_A_PROCESS = 40
+_GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples stand as far apart as any do, however many there are
 _PORTS = 65_536
 
 _DOORS = ("control_token_file", "metrics_token_file", "tls_cert", "tls_key", "tls_client_ca")
@@ -322,10 +322,11 @@ def free_ports(count: int) -> list[int]:
     """Different TCP ports that nobody has at the moment.
 
     As far as there are any, of those that no connection is given as its near end: they stay free until their service
-    listens, and while it is started again. Each process looks elsewhere first, so that two do not find the same.
+    listens, and while it is started again. Each process looks elsewhere first, so that two do not find the same: those
+    that are started right after each other, of which each may want some fifty, the furthest from each other.
     """
     candidates = range(FIRST_PORT, first_ephemeral_port())
-    start = os.getpid() * _PORTS_OF_A_PROCESS
+    start = int(os.getpid() * _GOLDEN_RATIO % 1 * len(candidates))
     wanted = [candidates[(start + offset) % len(candidates)] for offset in range(len(candidates))] + [0] * count
     found: list[int] = []
     with ExitStack() as stack:

@@ -144,6 +144,14 @@ def test_free_ports_differ() -> None:
     assert len(set(free_ports(50))) == 50
 
 
+def test_processes_that_start_after_each_other_find_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    for pid in range(40_000, 40_030):
+        monkeypatch.setattr(layout.os, "getpid", lambda pid=pid: pid)
+        found += free_ports(50)
+    assert len(set(found)) == len(found)
+
+
 def test_a_port_that_somebody_has_is_not_free() -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)):
