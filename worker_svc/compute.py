@@ -310,7 +310,7 @@ def _look_for_flash_attention(
 
 
 def _unfit_for_flash(device: torch.device, shape: KVCacheShape, num_heads: int) -> str | None:
-    """The reason why a FlashAttention package cannot attend, or would not, or may not, be faster; None: it would."""
+    """The reason why a FlashAttention package cannot attend, or was not found to be faster; None: there is none."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
         return "FlashAttention was measured on a Hopper only"
     if shape.scales is not None:

@@ -23,8 +23,9 @@ NUM_TOP = 5
 # compared exactly does not hang on rounding.
 MIN_GREEDY_GAP = 1e-3
 # Of logprobs, and of those that stand next to each other. A state adds up what rounding did to all tokens before: on
-# an AMD EPYC 1.3e-4 were seen, on an Intel Xeon less than 1e-4.
-TOLERANCE, TOLERANCE_OF_STATES = 1e-4, 3e-4
+# an AMD EPYC, of Qwen3.5, transformers was 9.4e-5 off what it gives in double precision and we 6.5e-5, 1.3e-4 from each
+# other. Both may be 1e-4 off.
+TOLERANCE, TOLERANCE_OF_STATES = 1e-4, 2e-4
 
 # Every other prompt asks for its own logprobs too: the others find what such ones leave in the prefix cache.
 PROMPT_PARAMS = SamplingParams(

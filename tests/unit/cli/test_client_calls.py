@@ -139,10 +139,10 @@ def late_address(address: str) -> Iterator[str]:
     def serve(taken: socket.socket) -> None:
         with taken:
             time.sleep(0.5)
-            with socket.create_connection((host, int(port))) as behind:
-                back = threading.Thread(target=pass_on, args=(behind, taken))
+            with socket.create_connection((host, int(port))) as onward:
+                back = threading.Thread(target=pass_on, args=(onward, taken))
                 back.start()
-                pass_on(taken, behind)
+                pass_on(taken, onward)
                 back.join()
 
     def listen() -> None:

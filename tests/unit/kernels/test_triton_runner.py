@@ -18,8 +18,6 @@ from worker_svc.compute import Compute, TorchCompute, TritonCompute
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.interface import Limits
-from worker_svc.core.kernels.attention import decode
-from worker_svc.core.kernels.attention.tuning import Shares
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.runner import ModelRunner
@@ -297,36 +295,6 @@ def test_tokens_are_those_of_the_reference_where_contexts_are_brought_to_heads(
     assert [each.output for each in both[1]] == [each.output for each in both[0]]
     for reference, fused in zip(*both, strict=True):
         assert fused.logprobs == pytest.approx(reference.logprobs, abs=1e-4, nan_ok=True)
-
-
-@pytest.mark.parametrize("config", [CONFIG, changed(**GPT_OSS), changed(**LLAMA4)], ids=["qwen3", "gpt_oss", "llama4"])
-def test_tokens_are_those_of_the_reference_where_eight_bits_are_kept(config: ModelConfig) -> None:
-    """Numbers that lie between two of 8 bits, but for rounding, may be kept as either."""
-    runs = []
-    for compute in (TorchCompute(""), TritonCompute("", DEVICE, LINES)):
-        drives = sequences([Sampling(temperature=0.0, num_logprobs=1)] * 6)
-        runner = make_runner(config, compute, scales=KVScales((0.01, 0.3), (0.02, 0.005)))
-        assert drive(runner, drives, chunk=24, window=2, stagger=2).num_mixed > 0
-        runs.append(drives)
-    assert [each.output for each in runs[1]] == [each.output for each in runs[0]]
-    for reference, fused in zip(*runs, strict=True):
-        assert fused.logprobs == pytest.approx(reference.logprobs, abs=2e-2)
-
-
-def test_eight_bits_are_kept_and_read_alike_whoever_ends_the_heads_of_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside chunks the heads of decodes are ended with theirs; both have the scales of the cache."""
-    monkeypatch.setattr(decode, "find_shares", lambda *_: Shares(3, 16, 3, 2, 1))
-    runs = []
-    for compute in (TorchCompute(""), TritonCompute("", DEVICE, LINES)):
-        drives = sequences([Sampling(temperature=0.0, num_logprobs=1)] * 6)
-        runner = make_runner(CONFIG, compute, scales=KVScales((0.01, 0.3), (0.02, 0.005)))
-        assert drive(runner, drives, chunk=24, window=2, stagger=2).num_mixed > 0
-        runs.append(drives)
-    assert isinstance(runner._attention, TritonAttention)
-    assert runner._attention.takes_finished(3)
-    assert [each.output for each in runs[1]] == [each.output for each in runs[0]]
-    for reference, fused in zip(*runs, strict=True):
-        assert fused.logprobs == pytest.approx(reference.logprobs, abs=2e-2)
 
 
 def test_logprobs_of_chosen_tokens_are_those_of_the_reference_beside_others() -> None:

@@ -106,7 +106,8 @@ class LatentAttentionSpec:
     """Multi-head latent attention (DeepSeek-V2, 2024): the keys and values of all heads are made of one vector, the
     latent, beside which each token has one key that is rotated.
 
-    What is in the cache is one head: the rotated key, then the latent. Queries come to meet the latent as it is.
+    What is in the cache is one head: the rotated key, then the latent. Queries meet the latent as it is,
+    or it is brought to keys and values.
     """
 
     num_heads: int

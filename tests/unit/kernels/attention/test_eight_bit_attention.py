@@ -1,12 +1,11 @@
 """Attention over keys and values that are kept as 8-bit floats, against double precision over what they stand for."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hopper import compile_for_hopper
+from hopper import NotLaunched, compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
 from torch import Tensor
 
@@ -164,16 +163,9 @@ def launch_decode() -> None:
         decode.attend(qkv, None, EPS, DecodeRows(column, column, column), tables, cache, cache, out, scales=SCALES)
 
 
-class Nothing:
-    """A kernel that is not launched."""
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *_args, **_options: None
-
-
 def launch_shares(other: str) -> None:
     """One of both kernels; in a process that is for this alone."""
-    setattr(module, other, Nothing())
+    setattr(module, other, NotLaunched())
     qkv, out = torch.zeros(2, 64, 6 * 128, dtype=torch.bfloat16)
     cache, table = torch.zeros(9, 16, 1, 128, dtype=KEPT_DTYPE), torch.zeros(64, 128)
     column, tables = torch.zeros(64, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32)

@@ -1,11 +1,9 @@
 """Latent attention against double precision: groups of heads, splits, block sizes, ragged and padded batches."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from hopper import compile_for_hopper
+from hopper import NotLaunched, compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, Paged, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
 from torch import Tensor
 
@@ -196,17 +194,10 @@ def test_dims_are_padded_to_powers_of_two_that_products_can_have() -> None:
 KERNELS = ("write_latents", "attend_latents", "add_parts")
 
 
-class Nothing:
-    """A kernel that is not launched."""
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *_args, **_options: None
-
-
 def launch_latent(kernel: str, num_heads: int, dims: LatentDims) -> None:
     """One kernel of decodes in splits and of chunks; in a process that is for this alone."""
     for other in {*KERNELS} - {kernel}:
-        setattr(module, other, Nothing())
+        setattr(module, other, NotLaunched())
     setattr(module, "multiprocessors", lambda *_: 132)  # noqa: B010  (it is no attribute to mypy that one may set)
     table, heads = torch.zeros(4096, dims.head_dim), torch.zeros(64, (num_heads + 1) * dims.head_dim).bfloat16()
     cache, tables = heads.new_zeros(9, 16, 1, dims.head_dim), torch.zeros(9, 9, dtype=torch.int32)

@@ -2,12 +2,10 @@
 meet latents.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from hopper import compile_for_hopper
+from hopper import NotLaunched, compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, cells_of, paged, randn, rotary_table
 from torch import Tensor
 
@@ -145,16 +143,9 @@ def test_tiles_of_published_dims_fit_any_card(shared_kib: int, tokens: int) -> N
     assert 128 * 384 + tile.stages * tile.tokens * 640 <= shared_kib * 1024
 
 
-class Nothing:
-    """A kernel that is not launched."""
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *_args, **_options: None
-
-
 def launch_expanded(other: str) -> None:
     """One of both kernels; in a process that is for this alone."""
-    setattr(module, other, Nothing())
+    setattr(module, other, NotLaunched())
     shape, column = LatentShape(128, 128, 512, 64, is_paired=True), torch.zeros(3, dtype=torch.int64)
     cache, up = (torch.zeros(*each, dtype=torch.bfloat16) for each in ((9, 16, 1, 576), (16, 256, 512)))
     tiles, tables = (column, column, column, column), torch.zeros(9, 9, dtype=torch.int32)
