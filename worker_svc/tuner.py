@@ -89,8 +89,10 @@ class Finding:
     def line(self) -> Line:
         """What a table says of it."""
         product = self.product
+        # With a bias, a kernel reads one row more.
+        kinds: tuple[Kind, ...] = ("plain", "biased") if product.kind == "plain" else (product.kind,)
         return Line(
-            kinds=(product.kind,),
+            kinds=tuple(kind for kind in kinds if self.best.fits(replace(product, kind=kind), self.rows[-1])),
             rows=(self.rows[0], self.rows[-1]),
             ways=(self.best,),
             outputs=(product.outputs, product.outputs),

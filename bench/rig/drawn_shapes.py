@@ -41,9 +41,9 @@ def find_shape(name: str) -> Shape:
 
 def _draw(rng: random.Random) -> Shape:
     architecture = rng.choice(sorted(_FAMILIES))
-    hidden_size = 128 * rng.randint(20, 40)
-    num_kv_heads = rng.choice((2, 4, 8))
-    num_heads = num_kv_heads * round(hidden_size / _HEAD_DIM / num_kv_heads)
+    num_heads = 2 * rng.randint(10, 20)
+    num_kv_heads = rng.choice([each for each in (2, 4, 8) if num_heads % each == 0])
+    hidden_size = num_heads * _HEAD_DIM  # vLLM has no other heads of Qwen2's
     intermediate_size = 128 * round(hidden_size * rng.uniform(2.5, 5.0) / 128)
     vocab_size = rng.choice((32_000, 100_352, 128_256, 152_064))
     of_layer = hidden_size * (_HEAD_DIM * 2 * (num_heads + num_kv_heads) + 3 * intermediate_size)

@@ -200,7 +200,7 @@ def test_a_table_is_written_and_the_next_worker_reads_it(tmp_path: Path) -> None
     assert table.card == card_of(DEVICE)
     assert len(table.lines) > 1
     assert said[-1] == f"{len(table.lines)} lines of this model's products in {path}"
-    plain = next(line for line in table.lines if line.kinds == ("plain",))
+    plain = next(line for line in table.lines if line.kinds == ("plain", "biased"))
     of_table = Product("plain", plain.outputs[0], plain.inputs[0], DTYPE_NAME)
     assert Choices(find_lines(DEVICE, str(path)), RUNNABLE).find(of_table, 3) == best
     assert Choices(LINES, RUNNABLE).find(of_table, 3) != best

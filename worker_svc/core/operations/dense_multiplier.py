@@ -100,7 +100,7 @@ class DenseMultiplier:
         way = self._way("plain" if bias is None else "biased", packed.weight, len(x))
         if isinstance(way, OneRowTile):
             return row_linear(x, packed.weight, way, bias=bias)
-        product = self._multiply(way, x, packed.weight)
+        product = self._multiply(way, x, packed.weight, None if bias is None else bias.expand(len(x), -1))
         if product is not None:
             return product
         with Library(_library(way), packed.weight):

@@ -34,6 +34,7 @@ def test_any_tile_gives_the_product(tile: BatchTile) -> None:
         product = x.double() @ weight.double().t()
         assert_near(batch.multiply(x, weight, tile), product)
         assert_near(batch.multiply(x, weight, tile, residual), product + residual.double())
+        assert_near(batch.multiply(x, weight, tile, residual[:1].expand(rows, -1)), product + residual[:1].double())
 
 
 @needs_hopper

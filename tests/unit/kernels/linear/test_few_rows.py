@@ -15,3 +15,4 @@ def test_any_tile_gives_the_product_of_a_few_rows(rows: int, tile: FewRowsTile) 
     for _ in range(2):  # the second finds the counters that the first left
         assert_near(few.multiply(x, weight, tile), product)
         assert_near(few.multiply(x, weight, tile, residual), product + residual.double())
+        assert_near(few.multiply(x, weight, tile, residual[:1].expand(rows, -1)), product + residual[:1].double())

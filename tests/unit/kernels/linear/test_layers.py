@@ -100,7 +100,7 @@ def test_rms_norm_of_many_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [(64, 64), (48, 192), (33, 1024), (64, 3072), (10, 896), (6, 12288), (96, 4096)]
+    ("outputs", "inputs"), [(64, 64), (48, 192), (33, 1024), (64, 3072), (10, 896), (6, 12288), (96, 4096), (3, 18944)]
 )
 def test_one_row_through_a_weight(outputs: int, inputs: int) -> None:
     x, weight = randn(1, inputs, seed=1), randn(2 * outputs, inputs, seed=2, scale=inputs**-0.5)

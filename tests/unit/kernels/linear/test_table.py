@@ -65,24 +65,23 @@ def test_one_row_goes_through_tiles_that_suit_the_weight() -> None:
     assert found("normed", 4096, 96, 1) == found("plain", 4096, 96, 1) == CUBLAS
 
 
-def test_a_step_of_one_row_is_as_large_as_divides_the_inputs_or_larger_where_that_is_little() -> None:
-    steps = [OneRowTile(4, 1024, 8).step(inputs) for inputs in (4096, 2560, 2816, 2880, 1408, 896, 96)]
-    assert steps == [1024, 512, 256, 1024, 1024, 1024, 128]
-    assert [OneRowTile(4, 128, 4).step(inputs) for inputs in (4096, 2880)] == [128, 128]
+def test_a_step_of_one_row_is_that_of_the_tile_unless_inputs_are_fewer() -> None:
+    steps = [OneRowTile(4, 1024, 8).step(inputs) for inputs in (4096, 2560, 18944, 2880, 896, 512, 96)]
+    assert steps == [1024, 1024, 1024, 1024, 1024, 512, 128]
 
 
 def test_small_weights_of_a_few_rows_are_cut_along_their_inputs_and_large_ones_are_not() -> None:
     assert found("plain", 1024, 2048, 32) == FewRowsTile(32, 128, 4, 6)
     assert found("added", 6144, 1024, 32) == FewRowsTile(64, 128, 1, 4)
     assert found("plain", 4096, 4096, 16) == FewRowsTile(64, 128, 2, 4)
-    assert found("plain", 4096, 1024, 33) == FewRowsTile(64, 128, 1, 5)
+    assert found("plain", 4096, 1024, 33) == found("biased", 4096, 1024, 33) == FewRowsTile(64, 128, 1, 5)
     assert found("plain", 1024, 3072, 64, without=BatchTile) == FewRowsTile(64, 128, 4, 5)
     assert found("plain", 24576, 4096, 16) == Cublas(lt=True)
     assert found("plain", 1000, 1024, 32) == found("plain", 1024, 96, 32) == CUBLAS
 
 
 def test_products_of_some_rows_are_cut_for_nearly_all_multiprocessors() -> None:
-    assert found("plain", 4096, 4096, 64) == BatchTile(64, 128, 0, 64, 4, 8)
+    assert found("plain", 4096, 4096, 64) == found("biased", 4096, 4096, 64) == BatchTile(64, 128, 0, 64, 4, 8)
     assert found("plain", 6144, 4096, 33) == BatchTile(64, 64, 0, 64, 1, 12)
     assert found("added", 1024, 3072, 96) == BatchTile(128, 64, 0, 64, 8, 4)
     assert found("added", 4096, 12288, 100, without=ManyRowsTile) == BatchTile(128, 128, 0, 64, 4, 6)
@@ -122,7 +121,7 @@ def test_products_of_some_rows_are_left_to_the_package(kind: Kind, weight: tuple
 def test_what_is_added_to_a_residual_goes_to_cublas_in_pieces_where_inputs_are_many() -> None:
     assert found("added", 4096, 4096, 300) == Cublas(lt=True, rows=2048)
     assert found("added", 2048, 4096, 300) == Cublas(rows=2048)
-    assert found("added", 6144, 4096, 300) == found("biased", 4096, 4096, 2) == Cublas(lt=True)
+    assert found("added", 6144, 4096, 300) == found("biased", 4096, 4096, 300) == Cublas(lt=True)
     assert found("added", 1024, 2048, 300) == CUBLAS
 
 

@@ -29,10 +29,12 @@ def _offsets(like, first_row, first_output, M, STRIDE):
 
 
 @gluon.jit
-def _write(y, out_ptr, residual_ptr, first_row, first_output, M, N, RESIDUAL: gl.constexpr):
+def _write(y, out_ptr, residual_ptr, first_row, first_output, sizes, RESIDUAL: gl.constexpr):
+    M, N, _, residual_stride = sizes
     offsets, is_inside = _offsets(y, first_row, first_output, M, N)
     if RESIDUAL:
-        y += gl.load(residual_ptr + offsets, mask=is_inside, other=0.0).to(gl.float32)
+        added, _ = _offsets(y, first_row, first_output, M, residual_stride)
+        y += gl.load(residual_ptr + added, mask=is_inside, other=0.0).to(gl.float32)
     gl.store(out_ptr + offsets, y.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
@@ -90,7 +92,6 @@ def end_whole(
 ):
     """Writes a tile, wide part and narrow part."""
     out_ptr, residual_ptr, _, _ = pointers
-    M, N, _ = sizes
     WIDE: gl.constexpr = y.shape[1] // 2 if GATED else y.shape[1]
     REST: gl.constexpr = NARROW // 2 if GATED else NARROW
     output = tile * (WIDE + REST)
@@ -98,13 +99,13 @@ def end_whole(
         y = _normed(y, squares, eps, INPUTS)
     if GATED:
         y = _gated(y)
-    _write(y, out_ptr, residual_ptr, 0, output, M, N, RESIDUAL)
+    _write(y, out_ptr, residual_ptr, 0, output, sizes, RESIDUAL)
     if NARROW > 0:
         if NORMED:
             z = _normed(z, squares, eps, INPUTS)
         if GATED:
             z = _gated(z)
-        _write(z, out_ptr, residual_ptr, 0, output + WIDE, M, N, RESIDUAL)
+        _write(z, out_ptr, residual_ptr, 0, output + WIDE, sizes, RESIDUAL)
 
 
 @gluon.jit
@@ -122,7 +123,7 @@ def end_split(
 ):
     """Waits for the tile's other splits; then each adds up some rows."""
     out_ptr, residual_ptr, parts_ptr, ended_ptr = pointers
-    M, N, _ = sizes
+    M, _, _, _ = sizes
     ROWS: gl.constexpr = y.shape[0]
     WIDE: gl.constexpr = y.shape[1]
     SIZE: gl.constexpr = ROWS * (WIDE + NARROW)
@@ -135,7 +136,7 @@ def end_split(
     _meet(ended_ptr + tile, SPLITS)
     row = split * SHARE
     total = _total(parts, row, M, SHARE, WIDE, SIZE, SPLITS, WARPS)
-    _write(total, out_ptr, residual_ptr, row, output, M, N, RESIDUAL)
+    _write(total, out_ptr, residual_ptr, row, output, sizes, RESIDUAL)
     if NARROW > 0:
         total = _total(parts + ROWS * WIDE, row, M, SHARE, NARROW, SIZE, SPLITS, WARPS)
-        _write(total, out_ptr, residual_ptr, row, output + WIDE, M, N, RESIDUAL)
+        _write(total, out_ptr, residual_ptr, row, output + WIDE, sizes, RESIDUAL)

@@ -142,7 +142,7 @@ def _multiply(
     """The work of all other warps."""
     wide, narrow, rows = tiles
     ready, free = barriers
-    _, _, items = sizes
+    _, _, items, _ = sizes
     STAGES: gl.constexpr = wide.shape[0]
     WIDE: gl.constexpr = wide.shape[1]
     ROWS: gl.constexpr = rows.shape[1]
@@ -190,13 +190,14 @@ def _batch_rows(
     narrow_weight,  # the same, in narrow tiles
     x,  # [M, inputs]
     out_ptr,  # [M, N]
-    residual_ptr,  # [M, N]
+    residual_ptr,  # [M, N]; of a bias all rows are one
     parts_ptr,  # f32[tiles, SPLITS, rows, outputs of a tile]
     ended_ptr,  # i32[tiles]
     eps,
     M,
     N,
     items,  # tiles, or splits of tiles
+    residual_stride,  # between rows
     STEPS: gl.constexpr,
     SPLITS: gl.constexpr,  # power of two
     STAGES: gl.constexpr,
@@ -222,7 +223,7 @@ def _batch_rows(
     tiles = (wide, narrow, rows)
     barriers = (ready, free)
     pointers = (out_ptr, residual_ptr, parts_ptr, ended_ptr)
-    sizes = (M, N, items)
+    sizes = (M, N, items, residual_stride)
     gl.warp_specialize(
         [
             (
@@ -254,7 +255,9 @@ class BatchRows:
         self._ended: Tensor | None = None
 
     def multiply(self, x: Tensor, weight: Tensor, tile: BatchTile, residual: Tensor | None = None) -> Tensor:
-        """x @ weight.T + residual: x [rows, inputs], weight [outputs, inputs], residual [rows, outputs]."""
+        """x @ weight.T + residual: x [rows, inputs], weight [outputs, inputs], residual [rows, outputs], a bias where
+        it is expanded to these.
+        """
         return self._launch(x, weight, tile, residual)
 
     def gate(self, hidden: Tensor, weight: Tensor, tile: BatchTile, eps: float) -> Tensor:
@@ -289,6 +292,7 @@ class BatchRows:
             rows,
             outputs,
             items,
+            residual.stride(0) if residual is not None else 0,
             STEPS=inputs // tile.inputs,
             SPLITS=tile.splits,
             STAGES=tile.stages,

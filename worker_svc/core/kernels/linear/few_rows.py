@@ -14,12 +14,13 @@ from worker_svc.core.kernels.linear.ways import MOST_FEW_TILES, FewRowsTile
 def _few_rows(
     x_ptr,  # [M, K]
     weight_ptr,  # [N, K]
-    residual_ptr,  # [M, N]
+    residual_ptr,  # [M, N]; of a bias all rows are one
     out_ptr,  # [M, N]
     partial_ptr,  # f32[SPLITS, M, N]
     done_ptr,  # i32[tiles]: splits that have ended, 0 between launches
     M,
     N,
+    residual_stride,  # between rows
     K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -45,9 +46,10 @@ def _few_rows(
     for k in tl.range(0, LENGTH, BLOCK_K, num_stages=STAGES):
         acc = tl.dot(tl.load(weights + k), tl.load(xs + k, mask=is_row, other=0.0), acc)
     offsets = rows[None, :] * N + outputs[:, None]
+    residual = residual_ptr + rows[None, :] * residual_stride + outputs[:, None]
     if SPLITS == 1:
         if RESIDUAL:
-            acc += tl.load(residual_ptr + offsets, mask=is_row, other=0.0).to(tl.float32)
+            acc += tl.load(residual, mask=is_row, other=0.0).to(tl.float32)
         tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=is_row)
     else:
         # The split that ends last adds the parts up, always in the same order.
@@ -59,7 +61,7 @@ def _few_rows(
             for part in range(SPLITS):
                 total += tl.load(partial_ptr + part * M * N + offsets, mask=is_row, other=0.0, cache_modifier=".cg")
             if RESIDUAL:
-                total += tl.load(residual_ptr + offsets, mask=is_row, other=0.0).to(tl.float32)
+                total += tl.load(residual, mask=is_row, other=0.0).to(tl.float32)
             tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=is_row)
             tl.store(done_ptr + tile, 0)
 
@@ -71,7 +73,9 @@ class FewRows:
         self._done: Tensor | None = None
 
     def multiply(self, x: Tensor, weight: Tensor, tile: FewRowsTile, residual: Tensor | None = None) -> Tensor:
-        """x @ weight.T + residual: x [rows, inputs], weight [outputs, inputs], residual [rows, outputs]."""
+        """x @ weight.T + residual: x [rows, inputs], weight [outputs, inputs], residual [rows, outputs], a bias where
+        it is expanded to these.
+        """
         rows, inputs = x.shape
         outputs = len(weight)
         if self._done is None:
@@ -88,6 +92,7 @@ class FewRows:
             self._done,
             rows,
             outputs,
+            residual.stride(0) if residual is not None else 0,
             K=inputs,
             BLOCK_M=max(16, triton.next_power_of_2(rows)),
             BLOCK_N=tile.outputs,

@@ -19,7 +19,6 @@ MULTIPROCESSORS = 132  # of an H200: programs of `BatchTile` that wait for each 
 MOST_FEW_ROWS = 64
 MOST_FEW_TILES = 132  # of split products: each has a counter
 _MIN_COLUMNS = 64
-_FEWEST_COLUMNS = 256  # of a step of `OneRowTile`: with fewer, threads read little at once
 MOST_FP8_FEW_ROWS = 256
 MOST_FP8_TILE_ROWS, _LEAST_FP8_TILE_ROWS = 128, 16
 _FP8_VECTOR = 16  # inputs that are read at once
@@ -61,11 +60,8 @@ class OneRowTile(_Way, frozen=True, tag="one_row"):
         _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, warps=self.warps)
 
     def step(self, inputs: int) -> int:
-        """Of so many inputs those of a step: as many as divide them, or more, where these are few and the last step is
-        not full.
-        """
-        divisor = min(inputs & -inputs, self.inputs)
-        return divisor if divisor >= _FEWEST_COLUMNS else min(self.inputs, 1 << (inputs - 1).bit_length())
+        """Of so many inputs those of a step; the last one is not full where these do not divide them."""
+        return min(self.inputs, 1 << (inputs - 1).bit_length())
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
@@ -91,7 +87,7 @@ class FewRowsTile(_Way, frozen=True, tag="few_rows"):
         """Return whether the product of so many rows can be computed so."""
         divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         has_counters = self.splits == 1 or product.outputs // self.outputs <= MOST_FEW_TILES
-        is_there = product.kind in ("plain", "added") and product.dtype not in NARROW
+        is_there = product.kind in ("plain", "biased", "added") and product.dtype not in NARROW
         return is_there and 1 < rows <= MOST_FEW_ROWS and divides and has_counters
 
 
@@ -123,7 +119,7 @@ class BatchTile(_Way, frozen=True, tag="batch_rows"):
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        if product.kind not in ("plain", "added", "gated") or product.dtype != BFLOAT16 or rows > self.rows:
+        if product.kind == "normed" or product.dtype != BFLOAT16 or rows > self.rows:
             return False
         divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         meets = self.splits == 1 or (product.kind != "gated" and self.programs(product) <= MULTIPROCESSORS)
