@@ -1,5 +1,6 @@
 import inspect
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,3 +139,15 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     _make_types_once()
     _check_overflow_at_once()
     _round_to_eight_bits()
+
+
+@pytest.fixture
+def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a program of experts' rows do many outputs: in the interpreter it takes as long however few it does. Tests
+    of its kernels have the tiles of cards.
+    """
+    from worker_svc.core.kernels.experts import tuning
+
+    for tiles in (tuning.GATE_ROWS, tuning.ADD_ROWS):
+        for form, tile in tiles.items():
+            monkeypatch.setitem(tiles, form, replace(tile, outputs=32))

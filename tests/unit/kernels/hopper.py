@@ -1,6 +1,7 @@
 """Kernels compiled for a Hopper on any machine."""
 
 import importlib
+import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -11,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 _SHARED_BYTES = 227 * 1024  # that a program can have
+_IMPORTED = ["pytest", "torch", "triton", "triton.experimental.gluon"]  # before a process is forked
 
 
 class _Hopper:
@@ -61,13 +63,17 @@ def compile_for_hopper(
 def on_hopper(monkeypatch: pytest.MonkeyPatch, function: Callable[..., None], *args: Any) -> None:
     """Call it where Triton compiles for a Hopper and can launch nothing.
 
-    In a process of its own: Triton's interpreter would have to be off when Triton is imported.
+    In a process of its own, as Triton's interpreter would have to be off when Triton is imported: forked from one that
+    has done that.
     """
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(_call, function, args).result()
+    context = get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    with ProcessPoolExecutor(1, context) as pool:
+        pool.submit(_call, dict(os.environ), function, args).result()
 
 
-def _call(function: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _call(environ: dict[str, str], function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    os.environ.update(environ)  # what the test has changed since the first was forked
     triton.runtime.driver.set_active(_Hopper())
     function(*args)

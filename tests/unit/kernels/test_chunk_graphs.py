@@ -28,7 +28,10 @@ from worker_svc.core.kernels.attention.tuning import LatentCut, LatentTile, Shar
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.slots import I64
 
-pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
+pytestmark = [
+    pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only"),
+    pytest.mark.usefixtures("large_tiles"),
+]
 
 
 class Unrecorded(StepDecoder):

@@ -22,7 +22,10 @@ from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.graphs import DecodeGraphs
 from worker_svc.core.runner import ModelRunner
 
-pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
+pytestmark = [
+    pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only"),
+    pytest.mark.usefixtures("large_tiles"),
+]
 
 BLOCKS_EACH = 3
 SAMPLINGS = [*PLAIN[:3], Sampling(temperature=0.7, top_p=0.8), Sampling(temperature=0.0, num_logprobs=2), PLAIN[5]]

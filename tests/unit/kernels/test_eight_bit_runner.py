@@ -14,7 +14,10 @@ from worker_svc.core.kernels.attention.tuning import Shares
 from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.runner import ModelRunner
 
-pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
+pytestmark = [
+    pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only"),
+    pytest.mark.usefixtures("large_tiles"),
+]
 
 
 def check(config: ModelConfig) -> ModelRunner:

@@ -38,7 +38,10 @@ CHANGES: dict[str, dict[str, Any]] = {
         "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
     },
 }
-pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
+pytestmark = [
+    pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only"),
+    pytest.mark.usefixtures("large_tiles"),
+]
 
 
 def make_runner(config: ModelConfig, compute: Compute, *, by_kinds: bool) -> ModelRunner:

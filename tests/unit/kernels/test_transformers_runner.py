@@ -20,7 +20,10 @@ from worker_svc.core.transformers_models.model import TransformersLM
 from worker_svc.core.transformers_models.tiny import build, randomize
 
 # As in `test_triton_runner`.
-pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
+pytestmark = [
+    pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only"),
+    pytest.mark.usefixtures("large_tiles"),
+]
 _COMMON: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 64,

@@ -131,7 +131,10 @@ LLAMA = parse_config(
     "config.json",
 )
 # Matrix products of the device round fp32 to TF32, so that its tokens may differ: there the GPU checks compare logits.
-pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
+pytestmark = [
+    pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only"),
+    pytest.mark.usefixtures("large_tiles"),
+]
 
 
 def make_runner(

@@ -114,7 +114,7 @@ def test_a_row_is_what_it_is_whatever_stands_beside_it(*, rounds_inputs: bool) -
 def test_splits_add_up(splits: int, rows: int) -> None:
     weight, x = packed(128, 512, rounds_inputs=True), randn(rows, 512, seed=1)
     rounded, scales = round_rows(x)
-    tile, few = Fp8FewRowsTile(64, 64, splits, 3), Fp8FewRows()
+    tile, few = Fp8FewRowsTile(64, 64, splits, 3, ahead=128), Fp8FewRows()
     for _ in range(2):  # counters are as they were
         found = few.multiply(rounded, scales, weight.weight, weight.scales, tile, DTYPE)
         assert_near(found, (rounded.double() * scales) @ (weight.weight.double() * weight.scales).t())

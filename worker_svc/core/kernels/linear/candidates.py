@@ -25,6 +25,9 @@ _FP8_THREAD_WEIGHTS = range(16, 129)  # as above, of `Fp8OneRowTile`
 _BATCH_ROWS, _FEWEST_BATCH_ROWS, _FEWEST_MANY_ROWS = (64, 128), 9, 33
 _MOST_BATCH_STAGES = 12
 _PIECES = (1024, 2048, 4096)
+# Of an output, which are asked for ahead: of tiles of 64 outputs 64 KiB, which reading takes some 2 us for, of as many
+# programs as there are multiprocessors.
+_AHEAD_BYTES = 1024
 _INT4_ROWS = (16, 32, 64, 128)
 _MOST_PAIRED_INT4_ROWS = 32  # of which steps of two blocks have room
 _MOST_INT4_ROWS = 512  # for more, a widened weight is little beside the product
@@ -75,7 +78,8 @@ def _one_row(product: Product) -> Iterator[Way]:
 
 def _few_rows() -> Iterator[Way]:
     for outputs, inputs, splits, stages in combinations((32, 64), (64, 128), (1, 2, 4, 8), (4, 6)):
-        yield FewRowsTile(outputs, inputs, splits, stages)
+        for ahead in (0, _AHEAD_BYTES // 2):
+            yield FewRowsTile(outputs, inputs, splits, stages, ahead)
 
 
 def _fp8_one_row() -> Iterator[Way]:
@@ -86,8 +90,9 @@ def _fp8_one_row() -> Iterator[Way]:
 
 def _fp8_few_rows() -> Iterator[Way]:
     for inputs, splits, stages in combinations((64, 128, 256), (1, 2, 4, 8), (3, 4, 6)):
-        yield Fp8FewRowsTile(64, inputs, splits, stages)
-        yield Fp8FewRowsTile(128, inputs, splits, stages, 8)
+        for ahead in (0, _AHEAD_BYTES):
+            yield Fp8FewRowsTile(64, inputs, splits, stages, ahead=ahead)
+            yield Fp8FewRowsTile(128, inputs, splits, stages, 8, ahead)
 
 
 def _int4_rows(rows: int) -> Iterator[Way]:

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.kernels.ahead import ask
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.linear.ways import MOST_FEW_TILES, FewRowsTile
 
@@ -27,6 +28,7 @@ def _few_rows(
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,  # inputs of each output that are asked for before the kernels ahead have ended
     RESIDUAL: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -40,6 +42,8 @@ def _few_rows(
     inputs = split * LENGTH + tl.arange(0, BLOCK_K)
     weights = weight_ptr + outputs[:, None].to(tl.int64) * K + inputs[None, :]
     xs = x_ptr + rows[None, :] * K + inputs[:, None]
+    if AHEAD:
+        ask(weight_ptr + outputs.to(tl.int64) * K + split * LENGTH, AHEAD * 2)
     wait(DEPENDENT)
     release(DEPENDENT)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -99,6 +103,7 @@ class FewRows:
             BLOCK_K=tile.inputs,
             SPLITS=tile.splits,
             STAGES=tile.stages,
+            AHEAD=tile.ahead if dependent else 0,
             RESIDUAL=residual is not None,
             DEPENDENT=dependent,
             **options(warps=4, dependent=dependent),

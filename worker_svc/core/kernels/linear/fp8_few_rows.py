@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.kernels.ahead import ask
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.linear.activation import gated
 from worker_svc.core.kernels.linear.ways import (
@@ -96,6 +97,7 @@ def _fp8_few_rows(
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,  # inputs of each output that are asked for before the kernels ahead have ended
     GROUP: tl.constexpr,  # inputs that share a scale; 0: all
     ROUNDS: tl.constexpr,
     BIAS: tl.constexpr,
@@ -120,6 +122,11 @@ def _fp8_few_rows(
     UP_GROUP: tl.constexpr = GROUP if GATED else 0
     scales = _group_scales(scales_ptr, first, outputs, stride, GROUP)
     up_scales = _group_scales(scales_ptr + N, first, outputs, stride, UP_GROUP)
+    if AHEAD:
+        asked = weight_ptr + outputs.to(tl.int64) * K + first
+        ask(asked, AHEAD)
+        if GATED:
+            ask(asked + N.to(tl.int64) * K, AHEAD)
     wait(DEPENDENT)
     release(DEPENDENT)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -215,6 +222,7 @@ class Fp8FewRows:
             BLOCK_K=tile.inputs,
             SPLITS=tile.splits,
             STAGES=tile.stages,
+            AHEAD=tile.ahead if dependent else 0,
             GROUP=group or 0,
             ROUNDS=row_scales is not None,
             BIAS=bias is not None,

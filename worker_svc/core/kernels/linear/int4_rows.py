@@ -5,27 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.launch import INTERPRETED, has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.ahead import ask
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.linear.int4_numbers import Int4Weight, decode, scale_of, unit
 from worker_svc.core.kernels.linear.ways import MOST_INT4_TILES, Int4Tile
 from worker_svc.core.kernels.words import BLOCK, WORDS, in_order
 
 _BLOCK, _WORDS = tl.constexpr(BLOCK), tl.constexpr(WORDS)
-_ASM = tl.constexpr(not INTERPRETED)
-
-
-@triton.jit
-def _ask(pointers, BYTES: tl.constexpr):
-    """Let so many bytes come to the second-level cache."""
-    if _ASM:
-        tl.inline_asm_elementwise(
-            f"cp.async.bulk.prefetch.L2.global [$1], {BYTES}; mov.u32 $0, 0;",
-            "=r,l",
-            [pointers],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 @triton.jit
@@ -212,9 +198,9 @@ def _int4_rows(
     row_ptrs = numbers_ptr + n.to(tl.int64) * (COUNT * _WORDS)
     ups = N.to(tl.int64) * (COUNT * _WORDS)
     if AHEAD:
-        _ask(row_ptrs + first * _WORDS, AHEAD * _WORDS * 4)
+        ask(row_ptrs + first * _WORDS, AHEAD * _WORDS * 4)
         if GATED:
-            _ask(row_ptrs + ups + first * _WORDS, AHEAD * _WORDS * 4)
+            ask(row_ptrs + ups + first * _WORDS, AHEAD * _WORDS * 4)
     wait(DEPENDENT)
     release(DEPENDENT)
     word_ptrs = row_ptrs[:, None] + tl.arange(0, _WORDS)[None, :]

@@ -75,9 +75,11 @@ class FewRowsTile(_Way, frozen=True, tag="few_rows"):
     inputs: int  # of a step of its loop
     splits: int  # of the inputs
     stages: int  # tiles on their way at once
+    ahead: int = 0  # inputs of an output that are asked for before the kernels ahead have ended
 
     def __post_init__(self) -> None:
         _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, splits=self.splits)
+        _require_whole_steps(self.ahead, self.inputs)
 
     def programs(self, product: Product) -> int:
         """The programs that compute it."""
@@ -86,6 +88,7 @@ class FewRowsTile(_Way, frozen=True, tag="few_rows"):
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
         divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
+        divides &= self.splits * self.ahead <= product.inputs
         has_counters = self.splits == 1 or product.outputs // self.outputs <= MOST_FEW_TILES
         is_there = product.kind in ("plain", "biased", "added") and product.dtype not in NARROW
         return is_there and 1 < rows <= MOST_FEW_ROWS and divides and has_counters
@@ -153,9 +156,11 @@ class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
     splits: int  # of the inputs
     stages: int  # tiles on their way at once
     warps: int = 4
+    ahead: int = 0  # inputs of an output that are asked for before the kernels ahead have ended
 
     def __post_init__(self) -> None:
         _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, splits=self.splits, warps=self.warps)
+        _require_whole_steps(self.ahead, self.inputs)
 
     def programs(self, product: Product) -> int:
         """The programs that compute it."""
@@ -167,6 +172,7 @@ class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
             return False
         outputs = _once(product)
         divides = outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
+        divides &= self.splits * self.ahead <= product.inputs
         has_groups = product.dtype != FP8_GROUPS or (product.group or 0) % self.inputs == 0
         has_counters = self.splits == 1 or outputs // self.outputs <= MOST_FEW_TILES
         return divides and has_groups and has_counters and self._shared_bytes(product, rows) <= _SHARED_BYTES
@@ -285,3 +291,8 @@ def _require_powers_of_two(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1 or size & (size - 1):
             raise ValueError(f"{name} of a tile must be a power of two, not {size}")
+
+
+def _require_whole_steps(ahead: int, inputs: int) -> None:
+    if ahead < 0 or ahead % inputs:
+        raise ValueError(f"what is asked for ahead must be whole steps of {inputs} inputs, not {ahead}")
