@@ -36,7 +36,7 @@ from worker_svc.core.kernels.linear.ways import (
     Way,
 )
 from worker_svc.measure import GraphMeasure, Measured, summarize
-from worker_svc.tuner import ROWS, Tuner, TuningOptions, tune_model
+from worker_svc.tuner import ROWS, Finding, Tuner, TuningOptions, tune_model
 from worker_svc.tuning import card_of, find_lines
 
 DTYPE_NAME = str(DTYPE).removeprefix("torch.")
@@ -189,6 +189,20 @@ def tune(path: Path, times: Mapping[Way, float], model: Path = BUNDLED_MODEL, dt
     options = TuningOptions(str(model), dtype=dtype, sizes=(4,), out=path)
     tune_model(options, DEVICE, lambda _device: FakeMeasure(times), said.append)
     return said
+
+
+@pytest.mark.parametrize(
+    ("kind", "best", "kinds"),
+    [
+        ("plain", FewRowsTile(64, 64, 2, 4), ("plain", "biased")),
+        ("plain", ManyRowsTile(128, 128, (2, 1)), ("plain",)),  # takes no bias along
+        ("added", FewRowsTile(64, 64, 2, 4), ("added",)),
+    ],
+)
+def test_what_is_found_of_a_plain_product_holds_with_a_bias_where_the_kernel_takes_one(
+    kind: Kind, best: Way, kinds: tuple[Kind, ...]
+) -> None:
+    assert Finding(Product(kind, 4096, 4096), range(33, 65), CUBLAS, best, {}).line().kinds == kinds
 
 
 @pytest.mark.usefixtures("_two_others")

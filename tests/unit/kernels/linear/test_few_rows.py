@@ -5,12 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from hopper import compile_for_hopper
-from kernel_inputs import assert_near, randn
+from kernel_inputs import DEVICE, assert_near, randn
 
+from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.linear import few_rows, fp8_few_rows
 from worker_svc.core.kernels.linear.few_rows import FewRows
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
+from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.ways import FP8_W8A8, FewRowsTile, Fp8FewRowsTile, Product
+from worker_svc.core.operations.dense_multiplier import DenseMultiplier
 
 KERNELS = "worker_svc.core.kernels.linear"
 TILES = [
@@ -30,6 +33,14 @@ def test_any_tile_gives_the_product_of_a_few_rows(rows: int, tile: FewRowsTile) 
         assert_near(few.multiply(x, weight, tile), product)
         assert_near(few.multiply(x, weight, tile, residual), product + residual.double())
         assert_near(few.multiply(x, weight, tile, residual[:1].expand(rows, -1)), product + residual[:1].double())
+
+
+def test_a_bias_is_added_by_the_kernel_that_a_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dense, "multiply", None)
+    table = Line(("biased",), (2, 64), (FewRowsTile(64, 64, 2, 4),))
+    x, weight, bias = randn(5, 512, seed=1), randn(128, 512, seed=2, scale=0.05), randn(128, seed=3)
+    found = DenseMultiplier(DEVICE, [table]).multiply(x, Dense(weight), bias)
+    assert_near(found, x.double() @ weight.double().t() + bias.double())
 
 
 def test_no_more_is_asked_for_ahead_than_a_split_has_and_in_whole_steps() -> None:
