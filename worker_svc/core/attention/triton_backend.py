@@ -17,6 +17,7 @@ from worker_svc.core.attention.triton_latents import LatentChunks, LatentStep, T
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
 from worker_svc.core.kernels.attention.prefill import PrefillTiles, prefill_attention
+from worker_svc.core.kernels.attention.prefill_stream import can_stream_prefill, stream_prefill
 from worker_svc.core.kernels.attention.rope import rope_write
 from worker_svc.core.kernels.delta.sequences import Sequences
 from worker_svc.core.kernels.linear.norm import scale_rows
@@ -59,6 +60,14 @@ class TritonAttention:
             for kind in different
             if kind.latent is not None
         }
+        shape = cache.shape
+        self.can_stream = shape.scales is None and can_stream_prefill(
+            cache.keys.device,
+            shape.block_size,
+            num_heads // shape.num_kv_heads,
+            shape.head_dim,
+            shape.dtype.itemsize,
+        )
         assert len({kind.latent for kind in kinds}) == 1, "all layers attend to latents of one shape, or none does"
 
     def _make_decode(self, kind: AttentionKind, max_num_seqs: int) -> DecodeAttention:
@@ -307,7 +316,9 @@ class TritonStepAttention:
             query = qkv.view(len(qkv), -1, keys.shape[-1])[:, : backend.num_heads]
             return backend.flash(query, keys, values, work, kind.scale).flatten(1)
         out = torch.empty(len(qkv), backend.num_heads * keys.shape[-1], dtype=qkv.dtype, device=qkv.device)
-        if isinstance(work, PrefillTiles):
+        if isinstance(work, PrefillTiles) and backend.can_stream and kind.is_plain:
+            stream_prefill(qkv, work, tables, keys, values, out, kind.scale)
+        elif isinstance(work, PrefillTiles):
             prefill_attention(
                 qkv,
                 work,

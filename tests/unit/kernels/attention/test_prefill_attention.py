@@ -1,5 +1,6 @@
 """Rotation, cache writes and attention of chunks against double precision: prefixes, tile edges, ragged batches."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from worker_svc.core.attention.chunk_work import chunk_tiles
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention import prefill as kernel
 from worker_svc.core.kernels.attention.prefill import PrefillTiles, prefill_attention
+from worker_svc.core.kernels.attention.prefill_stream import can_stream_prefill, stream_prefill
 from worker_svc.core.kernels.attention.rope import rope_write
 from worker_svc.core.kernels.attention.tuning import find_prefill_tile
 from worker_svc.core.kernels.linear.unscaled import Unscaled
@@ -42,6 +44,7 @@ def check(
     has_sinks: bool = False,
     chunk: int | None = None,
     temperature: tuple[int, float] = (0, 0.0),
+    attends: Callable[..., None] = prefill_attention,
 ) -> None:
     sinks = randn(num_heads, seed=7, scale=2.0) if has_sinks else None
     contexts = [before + chunk for before, chunk in zip(past, chunks, strict=True)]
@@ -63,7 +66,8 @@ def check(
     out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
     tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, 0)))
     changes = {"window": window, "softcap": softcap, "sinks": sinks, "chunk": chunk, "temperature": temperature}
-    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out, head_dim**-0.5, **changes)
+    kind = changes if attends is prefill_attention else {}
+    attends(qkv, tiles, cache.tables, cache.keys, cache.values, out, head_dim**-0.5, **kind)
     query, key, value = given.view(len(given), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
     query = norm_rotate(query, norms and norms[0], EPS, table, positions)
     key = norm_rotate(key, norms and norms[1], EPS, table, positions)
@@ -190,3 +194,46 @@ def test_rows_before_the_first_are_left_alone_and_some_queries_are_scaled() -> N
     rope_write(alike, *work)
     assert torch.equal(qkv[1, : 4 * 64], 2 * alike[1, : 4 * 64])
     assert torch.equal(qkv[2:], alike[2:])
+
+
+needs_hopper = pytest.mark.skipif(not can_stream_prefill(DEVICE, 16, 2, 128, 2), reason="needs a Hopper GPU")
+
+
+@needs_hopper
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 2), (6, 2), (8, 1), (5, 1), (14, 2), (32, 8)])
+def test_streamed_tiles_of_groups_of_query_heads(num_heads: int, num_kv_heads: int) -> None:
+    kind: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": 128}
+    check([20], [40], attends=stream_prefill, **kind)
+    check([0, 0, 63, 64, 65, 1, 130], [63, 64, 65, 2, 129, 190, 3], attends=stream_prefill, **kind)
+
+
+@needs_hopper
+@pytest.mark.parametrize("past", [0, 1, 15, 16, 17, 127, 128, 129, 1000])
+def test_streamed_contexts_of_any_length(past: int) -> None:
+    """Whatever stands after them in their last block, and in blocks of others."""
+    for chunk in (1, 2, 15, 16, 17, 63, 64, 65, 200, 1000):
+        check([past, 0], [chunk, 3], head_dim=128, attends=stream_prefill)
+
+
+@needs_hopper
+def test_streamed_tiles_of_no_rows_are_left_out() -> None:
+    cache = paged([80], [80], 1, 128, 16)
+    qkv, out = randn(80, 4 * 128, seed=1), torch.full((80, 256), 7.0, dtype=DTYPE, device=DEVICE)
+    tiles = PrefillTiles(*torch.tensor([[8, 1 << 40], [60, 60], [4, 0], [0, 0]], device=DEVICE))
+    stream_prefill(qkv, tiles, cache.tables, cache.keys, cache.values, out, 0.1)
+    assert bool((out[:8] == 7).all())
+    assert bool((out[12:] == 7).all())
+    assert not bool((out[8:12] == 7).any())
+
+
+def launch_streams() -> None:
+    for heads, kv_heads in ((32, 8), (28, 4)):
+        qkv, cache = torch.zeros(64, (heads + 2 * kv_heads) * 128).bfloat16(), torch.zeros(9, 16, kv_heads, 128)
+        tiles, tables = PrefillTiles(*torch.zeros(4, 1, dtype=torch.int64)), torch.zeros(9, 9, dtype=torch.int32)
+        out = qkv.new_zeros(64, heads * 128)
+        stream_prefill(qkv, tiles, tables, cache.bfloat16(), cache.bfloat16(), out, 0.1)
+
+
+def test_the_kernel_that_streams_compiles_for_a_hopper_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "worker_svc.core.kernels.attention.prefill_stream._stream_prefill"
+    compile_for_hopper(monkeypatch, where, "wgmma.mma_async", launch_streams)
