@@ -191,7 +191,10 @@ def test_every_product_of_few_rows_has_a_kernel_and_large_ones_are_cut_into_enou
             kind_of_several = "plain" if kind == "normed" else kind
             way = find(kind_of_several, outputs, inputs, rows)  # type: ignore[arg-type]
             assert isinstance(way, Fp8FewRowsTile)
-            assert way.programs(Product("plain", outputs, inputs)) >= 96 or outputs <= 1024
+            # Splits that wait for each other were slower there.
+            is_whole = (kind, inputs) == ("added", 12288) and rows in (32, 64)
+            is_busy = outputs <= 1024 or way.programs(Product("plain", outputs, inputs)) >= 96
+            assert way.splits == 1 if is_whole else is_busy
     assert find("plain", 6144, 4096, 129) == find("plain", 6100, 4096, 8) == CUBLAS
     assert isinstance(find("plain", 6144, 4096, 8, "bfloat16"), Cublas)
 
