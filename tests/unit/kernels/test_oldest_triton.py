@@ -7,7 +7,7 @@ from pathlib import Path
 
 from environments import python_with
 
-TIMEOUT_S = 3600
+TIMEOUT_S = 1800
 
 
 def test_what_is_compiled_for_a_card_is_compiled_by_the_oldest_triton_too(tmp_path: Path) -> None:
