@@ -16,6 +16,7 @@ from worker_svc.core.kernels.experts.routing import (
     sort_pairs,
 )
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
+from worker_svc.core.kernels.experts.tile_stream import add_streamed, can_stream
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
 from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP8, ExpertWeights
 from worker_svc.core.kernels.experts.widening import takes_floats, widen
@@ -45,8 +46,12 @@ def add_experts(x: Tensor, scores: Tensor, experts: ExpertsLayer, residual: Tens
     pairs = sort_pairs(routed.ids, first.count)
     if takes_floats(first, num_pairs):
         first, second = widen(first, x.dtype), widen(second, x.dtype)
-    gated = gate_tiles(x, first, up.bias, routed, pairs, activation=experts.activation, weighs=of_inputs)
-    add_tiles(gated, second, down.bias, routed, pairs, residual, weighs=not of_inputs)
+    streams = down.bias is None and not of_inputs and can_stream(x, second, num_pairs)
+    gated = gate_tiles(x, first, up.bias, routed, pairs, activation=experts.activation, weighs=of_inputs, sorts=streams)
+    if streams:
+        add_streamed(gated, second, routed, pairs, residual)
+    else:
+        add_tiles(gated, second, down.bias, routed, pairs, residual, weighs=not of_inputs)
     return residual
 
 

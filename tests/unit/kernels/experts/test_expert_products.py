@@ -84,6 +84,8 @@ def test_tiles_give_the_sum_over_the_chosen_experts(
     pairs = sort_pairs(to.ids, EXPERTS)
     between = gate_tiles(x, floats(up), up_bias, to, pairs, activation=activation)
     assert_near(between, expected)
+    in_order = gate_tiles(x, floats(up), up_bias, to, pairs, activation=activation, sorts=True)
+    assert torch.equal(in_order, between[pairs.order.long()])
     sums, by_rows = expected_sums(between, down, down_bias, to, residual), residual.clone()
     add_tiles(between, floats(down), down_bias, to, pairs, residual)
     assert_near(residual, sums)

@@ -96,6 +96,7 @@ def gate_tile(
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,
+    SORTED: tl.constexpr,
 ):
     """See `_gate_tiles`: for at most BLOCK_M pairs of an expert, from `first` of `order` on."""
     pairs, is_pair = _load_pairs(order_ptr, first, count, BLOCK_M)
@@ -131,6 +132,8 @@ def gate_tile(
         gate += tl.load(biases, mask=is_output, other=0.0).to(tl.float32)
         up += tl.load(biases + N, mask=is_output, other=0.0).to(tl.float32)
     out = gated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
+    if SORTED:
+        pairs = first + tl.arange(0, BLOCK_M)
     tl.store(out_ptr + pairs[None, :] * N + outputs[:, None], out, mask=is_pair & is_output)
 
 

@@ -65,6 +65,7 @@ def _gate_tiles(
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,  # rows of x are multiplied by the weights
+    SORTED: tl.constexpr,  # out has pairs as the order has them
     DEPENDENT: tl.constexpr,
 ):
     """The weight is the tall operand of the products, so that pairs need not be padded to its height."""
@@ -75,13 +76,14 @@ def _gate_tiles(
         gate_tile(
             x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert, count,
             first, N, K, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, ACTIVATION, BIAS, WEIGHS,
+            SORTED,
         )  # fmt: skip
     elif count > 0:  # noqa: SIM102  (what the compiler knows stands alone, so that it leaves the rest out)
         if SHORT > 0:
             gate_tile(
                 x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert,
                 count, first, N, K, TOP_K, SHORT, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, ACTIVATION, BIAS,
-                WEIGHS,
+                WEIGHS, SORTED,
             )  # fmt: skip
 
 
@@ -161,9 +163,11 @@ def gate_tiles(
     *,
     activation: str,
     weighs: bool = False,
+    sorts: bool = False,
 ) -> Tensor:
     """activation(gate) * up of each pair: x [rows, inputs], weight [experts, 2 * outputs, inputs], gates then ups, bias
-    [experts, 2 * outputs] -> [pairs, outputs]; `weighs`: inputs are multiplied by the pair's weight.
+    [experts, 2 * outputs] -> [pairs, outputs]; `weighs`: inputs are multiplied by the pair's weight; `sorts`: in the
+    order of `pairs`.
     """
     num_pairs, outputs = routed.ids.numel(), weight.outputs // 2
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
@@ -192,6 +196,7 @@ def gate_tiles(
         ACTIVATION=ACTIVATIONS[activation],
         BIAS=bias is not None,
         WEIGHS=weighs,
+        SORTED=sorts,
         DEPENDENT=dependent,
         **options(warps=tile.warps, dependent=dependent),
     )
@@ -211,7 +216,7 @@ def add_tiles(
     """Add the products of each row's pairs to it, weighted if `weighs`, in place: x [pairs, inputs], weight [experts,
     outputs, inputs], bias [experts, outputs], residual [rows, outputs].
     """
-    (rows, outputs), num_pairs = residual.shape, len(x)
+    outputs, num_pairs = residual.shape[1], len(x)
     parts = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
     tile = tile_for(num_pairs, weight.count, weight.form, is_added=True)
     dependent = has_dependent_launch(x.device)
@@ -239,11 +244,18 @@ def add_tiles(
         DEPENDENT=dependent,
         **options(warps=tile.warps, dependent=dependent),
     )
+    add_up(parts, residual)
+
+
+def add_up(parts: Tensor, residual: Tensor) -> None:
+    """Add the products of each row's pairs to it, in place: parts [pairs, outputs], residual [rows, outputs]."""
+    rows, outputs = residual.shape
+    dependent = has_dependent_launch(residual.device)
     _add_up[(rows, triton.cdiv(outputs, _COLUMNS))](
         parts,
         residual,
         N=outputs,
-        TOP_K=routed.ids.shape[1],
+        TOP_K=len(parts) // rows,
         BLOCK=_COLUMNS,
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
