@@ -28,6 +28,7 @@ from worker_svc.core.kernels.linear.ways import (
     FewRowsTile,
     Fp8FewRowsTile,
     Fp8OneRowTile,
+    Int4StreamTile,
     Int4Tile,
     Kind,
     ManyRowsTile,
@@ -84,8 +85,9 @@ def test_candidates_fit_and_stand_there_once_and_cublas_is_the_first(product: Pr
 )
 def test_there_are_candidates_of_every_kernel(kind: Kind, rows: int, kernels: set[type]) -> None:
     assert {type(way) for way in candidates(Product(kind, 6144, 4096), rows)} == {Cublas, *kernels}
+    of_rows = {2048: {Int4StreamTile}, 256: {Int4Tile, Int4StreamTile}}
     of_int4 = candidates(Product(kind, 6144, 4096, INT4, 128), rows)
-    assert {type(way) for way in of_int4} == ({Cublas, Int4Tile} if rows <= 512 else {Cublas})
+    assert {type(way) for way in of_int4} == {Cublas, *of_rows.get(rows, {Int4Tile})}
     of_fp8 = {1: {Fp8OneRowTile, Fp8FewRowsTile}, 2048: set[type]()}.get(rows, {Fp8FewRowsTile})
     for form in FP8_FORMS:
         assert {type(way) for way in candidates(Product(kind, 6144, 4096, form, 128), rows)} == {Cublas, *of_fp8}

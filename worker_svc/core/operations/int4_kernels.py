@@ -5,8 +5,9 @@ from torch import Tensor
 
 from worker_svc.core.formats.int4 import Int4
 from worker_svc.core.kernels.linear.int4_rows import Int4Rows
+from worker_svc.core.kernels.linear.int4_stream import has_int4_stream, multiply_int4_stream
 from worker_svc.core.kernels.linear.int4_widening import can_widen, widen
-from worker_svc.core.kernels.linear.ways import INT4, Int4Tile
+from worker_svc.core.kernels.linear.ways import INT4, Int4StreamTile, Int4Tile
 from worker_svc.core.operations.interface import Norm
 
 
@@ -14,9 +15,9 @@ class Int4Kernels:
     """Implement `GroupedKernels` of `Int4`; for use on one stream."""
 
     name = INT4
-    ways = (Int4Tile,)
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.ways: tuple[type, ...] = (Int4Tile, Int4StreamTile) if has_int4_stream(device) else (Int4Tile,)
         self._rows = Int4Rows()
 
     def takes_norm(self, rows: Tensor) -> bool:
@@ -33,7 +34,7 @@ class Int4Kernels:
         self,
         rows: Tensor,
         packed: Int4,
-        way: Int4Tile,
+        way: Int4Tile | Int4StreamTile,
         *,
         norm: Norm | None = None,
         bias: Tensor | None = None,
@@ -43,6 +44,9 @@ class Int4Kernels:
     ) -> Tensor:
         """Implement `GroupedKernels.multiply`."""
         assert not is_gelu, "no product takes it along"
+        if isinstance(way, Int4StreamTile):
+            assert norm is None, "rows are normed before"
+            return multiply_int4_stream(rows, packed, way, bias=bias, residual=residual, is_gated=is_gated)
         scaling = None if norm is None else (norm.weight, norm.eps)
         return self._rows.multiply(rows, packed, way, norm=scaling, bias=bias, residual=residual, is_gated=is_gated)
 

@@ -37,7 +37,7 @@ class TritonOperations:
         self.dense = DenseMultiplier(device, lines)
         self.expert_forms = kernel_forms(device)
         self._plain = PlainMultiplier()
-        self._grouped: dict[type, GroupedMultiplier] = {Int4: GroupedMultiplier(Int4Kernels(), self.dense, lines)}
+        self._grouped: dict[type, GroupedMultiplier] = {Int4: GroupedMultiplier(Int4Kernels(device), self.dense, lines)}
         self._multipliers: dict[type, Multiplier] = {Dense: self.dense}  # by type of `Packed`
         if kernels_have_fp8(device):
             self._multipliers[Fp8Channel] = Fp8Multiplier(lines)

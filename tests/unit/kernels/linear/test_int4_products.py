@@ -36,7 +36,7 @@ def packed(outputs: int, inputs: int, group: int | None = 128) -> Int4:
 
 
 def multiplier() -> GroupedMultiplier:
-    return GroupedMultiplier(Int4Kernels(), DenseMultiplier(DEVICE, LINES), LINES)
+    return GroupedMultiplier(Int4Kernels(DEVICE), DenseMultiplier(DEVICE, LINES), LINES)
 
 
 def product(x: Tensor, weight: Int4) -> Tensor:
@@ -229,7 +229,7 @@ def test_only_what_kernels_multiply_is_kept() -> None:
     assert not kernels.multiplies(128, 6144, 4096, torch.float32)
     assert not kernels.multiplies(128, 6144, 4000, torch.bfloat16)
     assert not kernels.multiplies(128, 6100, 4096, torch.bfloat16)
-    untuned = GroupedMultiplier(Int4Kernels(), DenseMultiplier(DEVICE, ()), ())
+    untuned = GroupedMultiplier(Int4Kernels(DEVICE), DenseMultiplier(DEVICE, ()), ())
     assert not untuned.multiplies(128, 6144, 4096, torch.bfloat16)
     assert TritonOperations(DEVICE, LINES).multiplies(Int4Format(128), 6144, 4096, torch.bfloat16)
     assert not TritonOperations(DEVICE, ()).multiplies(Int4Format(128), 6144, 4096, torch.bfloat16)

@@ -7,11 +7,13 @@ from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
     FP8_FORMS,
     INT4,
+    STREAMED_INT4_ROWS,
     BatchTile,
     Cublas,
     FewRowsTile,
     Fp8FewRowsTile,
     Fp8OneRowTile,
+    Int4StreamTile,
     Int4Tile,
     ManyRowsTile,
     OneRowTile,
@@ -45,7 +47,7 @@ _MANY_TILES = (
 def candidates(product: Product, rows: int) -> list[Way]:
     """Of so many rows of a product, each once; cuBLAS's own choice is the first."""
     if product.dtype == INT4:
-        return [CUBLAS, *(way for way in _int4_rows(rows) if way.fits(product, rows))]
+        return [CUBLAS, *(way for way in (*_int4_rows(rows), *_int4_stream(rows)) if way.fits(product, rows))]
     if product.dtype in FP8_FORMS:
         return [CUBLAS, *(way for way in (*_fp8_one_row(), *_fp8_few_rows()) if way.fits(product, rows))]
     ways: list[Way] = [CUBLAS, *_cublas(product, rows), *_one_row(product), *_few_rows()]
@@ -106,6 +108,11 @@ def _int4_rows(rows: int) -> Iterator[Way]:
                 yield Int4Tile(outputs, of_all, splits, stages, warps, blocks, scaled, ahead)
         else:
             yield from (Int4Tile(outputs, each, splits, 3, warps, 1, scaled) for each in (of_all // 2, of_all))
+
+
+def _int4_stream(rows: int) -> Iterator[Way]:
+    if rows > _INT4_ROWS[-1]:
+        yield from (Int4StreamTile(each) for each in STREAMED_INT4_ROWS)
 
 
 def _batch_rows(rows: int) -> Iterator[Way]:

@@ -11,6 +11,7 @@ from worker_svc.core.kernels.linear.ways import (
     BatchTile,
     FewRowsTile,
     Fp8FewRowsTile,
+    Int4StreamTile,
     Int4Tile,
     Kind,
     ManyRowsTile,
@@ -21,7 +22,8 @@ from worker_svc.core.kernels.linear.ways import (
 Span: TypeAlias = tuple[int, int | None]  # the first and the last; None: without end
 
 _ANY: Span = (0, None)
-_Counted = FewRowsTile | BatchTile | Fp8FewRowsTile | Int4Tile  # whose programs are as many as a line may ask for
+# Whose programs are as many as a line may ask for.
+_Counted = FewRowsTile | BatchTile | Fp8FewRowsTile | Int4Tile | Int4StreamTile
 
 
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -53,7 +55,9 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def __post_init__(self) -> None:
         if self.programs is not None and not all(isinstance(way, _Counted) for way in self.ways):
-            raise ValueError("programs are told of ways of few_rows, batch_rows, fp8_few_rows and int4_rows only")
+            raise ValueError(
+                "programs are told of ways of few_rows, batch_rows, fp8_few_rows, int4_rows and int4_stream only"
+            )
         if self.rows[0] < 1 or self.rows_multiple < 1:
             raise ValueError("a product has one row or more")
         if misfit := self._misfit():

@@ -28,6 +28,7 @@ _BARRIER_BYTES = 16
 _MANY_ALIGNMENT = 128
 INT4_BLOCK = 128  # inputs of a weight of 4 bits that stand together
 MOST_INT4_TILES = 4096  # of split products: each has a counter
+STREAMED_INT4_OUTPUTS, STREAMED_INT4_ROWS = 128, (128, 256)  # of a tile of `Int4StreamTile`
 _FEWEST_INT4_ROWS = 16  # of a tile, as matrix units have it
 MOST_SPLIT_TILES, MOST_SPLIT_VALUES = 1024, 1 << 20  # of `ManyRowsTile`
 
@@ -255,6 +256,27 @@ class Int4Tile(_Way, frozen=True, tag="int4_rows"):
         return divides and has_counters and has_groups
 
 
+class Int4StreamTile(_Way, frozen=True, tag="int4_stream"):
+    """Of many rows with a weight of 4 bits by `multiply_int4_stream`: tiles have 128 outputs."""
+
+    rows: int = 256  # of a tile, or 128
+
+    def __post_init__(self) -> None:
+        if self.rows not in STREAMED_INT4_ROWS:
+            raise ValueError(f"tiles of `Int4StreamTile` have 128 or 256 rows, not {self.rows}")
+
+    def programs(self, product: Product) -> int:
+        """The tiles of so many rows."""
+        return product.outputs // STREAMED_INT4_OUTPUTS
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        if product.dtype != INT4 or product.inputs % INT4_BLOCK or rows < 1:
+            return False
+        has_blocks = (product.group or INT4_BLOCK) % INT4_BLOCK == 0
+        return has_blocks and product.outputs % STREAMED_INT4_OUTPUTS == 0
+
+
 class Cublas(_Way, frozen=True, tag="cublas"):
     """By a library of torch's: of 8-bit floats torch's own product, of weights with scales for groups that of floats
     which they are widened to. Of normed and gated products the rest is done by kernels of its own.
@@ -271,7 +293,15 @@ class Cublas(_Way, frozen=True, tag="cublas"):
 
 
 Way: TypeAlias = (
-    OneRowTile | FewRowsTile | BatchTile | ManyRowsTile | Cublas | Fp8OneRowTile | Fp8FewRowsTile | Int4Tile
+    OneRowTile
+    | FewRowsTile
+    | BatchTile
+    | ManyRowsTile
+    | Cublas
+    | Fp8OneRowTile
+    | Fp8FewRowsTile
+    | Int4Tile
+    | Int4StreamTile
 )
 
 CUBLAS = Cublas()  # its own choice

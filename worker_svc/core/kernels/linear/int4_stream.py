@@ -1,0 +1,359 @@
+"""Products of many rows with a weight of 4 bits that is decoded in registers, at about the speed of matrix units: for
+Hopper.
+
+Programs stay and take one tile after the other. Half of a tile's outputs each has four warps, which decode a block of
+the weight while the other half's is multiplied; one more warp asks for rows and weights ahead of them. Gluon has words
+for that, Triton has none; Triton's interpreter knows nothing of Gluon.
+"""
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from worker_svc.core.kernels.launch import INTERPRETED, multiprocessors, options
+from worker_svc.core.kernels.linear.int4_ends import end_tile
+from worker_svc.core.kernels.linear.int4_numbers import Int4Weight
+from worker_svc.core.kernels.linear.ways import STREAMED_INT4_OUTPUTS, Int4StreamTile
+from worker_svc.core.kernels.words import BLOCK, WORDS
+
+_HOPPER = (9, 0)
+_BLOCK, _WORDS = gl.constexpr(BLOCK), gl.constexpr(WORDS)
+_OUTPUTS = gl.constexpr(STREAMED_INT4_OUTPUTS // 2)  # of four warps
+_INPUTS = gl.constexpr(64)  # that rows come with at a time
+_ROW_BYTES, _WORD_STAGES = gl.constexpr(160 * 1024), gl.constexpr(3)  # of rows that are on their way or there
+_WARPS = gl.constexpr(4)
+# Of a thread at first; the warps that multiply then get what the one that asks does not need.
+_REGISTERS = 168
+_REGISTERS_TO_MULTIPLY, _REGISTERS_TO_ASK = gl.constexpr(232), gl.constexpr(40)
+_LOW, _HIGH = gl.constexpr(0x000F000F), gl.constexpr(0x00F000F0)
+_DECODE = (
+    "{ .reg .b32 up, number, rest; mov.b32 up, POWER; fma.rn.KIND number, $1, up, $2; mul.rn.KIND rest, number, $4; "
+    "fma.rn.KIND $0, number, $3, rest; }"
+)
+# As `int4_numbers` decodes, of pairs: bf16 times 2^126 or 2^122 are numbers times 2^-7, fp16 times 2^15 or 2^11 are
+# numbers times 2^-9.
+_BF16_LOW, _BF16_HIGH, _FP16_LOW, _FP16_HIGH = (
+    gl.constexpr(_DECODE.replace("KIND", kind).replace("POWER", power))
+    for kind, power in (
+        ("bf16x2", "0x7E807E80"),
+        ("bf16x2", "0x7C807C80"),
+        ("f16x2", "0x78007800"),
+        ("f16x2", "0x68006800"),
+    )
+)
+_BF16_UNIT, _FP16_UNIT = gl.constexpr(2.0**-7), gl.constexpr(2.0**-9)
+
+
+@gluon.jit
+def _twice(values, dtype: gl.constexpr):
+    """The bits of f32 as floats of 16 bits, in both halves of an i32."""
+    bits = values.to(dtype).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
+    return bits | (bits << 16)
+
+
+@gluon.jit
+def _decoded(words, zero, first, rest, dtype: gl.constexpr, ASM: gl.constexpr):
+    """One number of each half of masked words, scaled: [outputs, words, 2]."""
+    args = [words, zero, first, rest]
+    pairs = gl.inline_asm_elementwise(ASM, "=r,r,r,r,r", args, dtype=gl.int32, is_pure=True, pack=1)
+    return gl.join(pairs.to(gl.int16), (pairs >> 16).to(gl.int16)).to(dtype, bitcast=True)
+
+
+@gluon.jit
+def _scaling(packed, dtype: gl.constexpr):
+    """What numbers are decoded with, of scales and zeros of outputs: a scale is in two parts, so that the product is
+    rounded once, as the widened weight is.
+    """
+    UNIT: gl.constexpr = _BF16_UNIT if dtype == gl.bfloat16 else _FP16_UNIT
+    scale = (packed & -16).to(gl.float32, bitcast=True) * (1.0 / UNIT)
+    whole = scale.to(dtype).to(gl.float32)
+    zero = _twice((packed & 15).to(gl.float32) * -UNIT, dtype)
+    return zero, _twice(whole, dtype), _twice(scale - whole, dtype)
+
+
+@gluon.jit
+def _decode(words, scaling, dtype: gl.constexpr, OPERAND: gl.constexpr):
+    """Half a block of 64 outputs, i32[64, 8], and their `_scaling`, i32[64] each -> [64, 64] as matrix units want it,
+    in the order that `end_tile` undoes.
+    """
+    IS_BF16: gl.constexpr = dtype == gl.bfloat16
+    LOW: gl.constexpr = _BF16_LOW if IS_BF16 else _FP16_LOW
+    HIGH: gl.constexpr = _BF16_HIGH if IS_BF16 else _FP16_HIGH
+    OF_ROWS: gl.constexpr = gl.SliceLayout(1, words.type.layout)
+    zero = gl.convert_layout(scaling[0], OF_ROWS, assert_trivial=True)[:, None]
+    first = gl.convert_layout(scaling[1], OF_ROWS, assert_trivial=True)[:, None]
+    rest = gl.convert_layout(scaling[2], OF_ROWS, assert_trivial=True)[:, None]
+    above = words >> 8
+    even = gl.join(
+        _decoded(words & _LOW, zero, first, rest, dtype, LOW), _decoded(words & _HIGH, zero, first, rest, dtype, HIGH)
+    )
+    odd = gl.join(
+        _decoded(above & _LOW, zero, first, rest, dtype, LOW), _decoded(above & _HIGH, zero, first, rest, dtype, HIGH)
+    )
+    # Of a row: half of 32 warps' rows, warp, row of eight; of a word: thread of four, 32 inputs, pair, 8 inputs, 16.
+    numbers = gl.join(even, odd).reshape([2, _WARPS, 8, 4, 2, 2, 2, 2])
+    numbers = numbers.permute(1, 0, 2, 4, 7, 6, 3, 5).reshape([_OUTPUTS, _INPUTS])
+    return gl.convert_layout(numbers, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def _halves(words):
+    """Words of a block, i32[64, 16] -> of its first and its last 64 inputs, [64, 8]."""
+    low, high = words.reshape([_OUTPUTS, 4, 2, 2]).permute(0, 1, 3, 2).split()
+    return low.reshape([_OUTPUTS, 8]), high.reshape([_OUTPUTS, 8])
+
+
+@gluon.jit
+def _ask(
+    x,
+    words,
+    rings,
+    barriers,
+    N,
+    tiles,
+    items,
+    BLOCKS: gl.constexpr,
+    GATED: gl.constexpr,
+):
+    """The work of one warp."""
+    row_tiles, word_tiles = rings
+    rows_ready, rows_free, words_ready, words_free = barriers
+    ROWS: gl.constexpr = x.block_type.shape[0]
+    STAGES: gl.constexpr = row_tiles.shape[0]
+    EACH: gl.constexpr = words.block_type.shape[0]  # outputs
+    gdc_wait()
+    gdc_launch_dependents()
+    count = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        row_tile, tile = item // tiles, item % tiles
+        for block in range(BLOCKS):
+            stage = count % _WORD_STAGES
+            barrier = words_ready.index(stage)
+            mbarrier.wait(words_free.index(stage), ((count // _WORD_STAGES) & 1) ^ 1)
+            mbarrier.expect(barrier, 2 * _OUTPUTS * _WORDS * 4)
+            for part in gl.static_range(2 * _OUTPUTS // EACH):
+                # Of gates 32, then as many ups, for each half.
+                output = tile * 2 * _OUTPUTS + part * EACH
+                if GATED:
+                    output = tile * _OUTPUTS + part // 2 * EACH + part % 2 * N
+                to = word_tiles.index(stage).slice(part * EACH, EACH)
+                tma.async_copy_global_to_shared(words, [output, block * _WORDS], barrier, to)
+            for half in gl.static_range(2):
+                place = 2 * count + half
+                stage = place % STAGES
+                barrier = rows_ready.index(stage)
+                mbarrier.wait(rows_free.index(stage), ((place // STAGES) & 1) ^ 1)
+                mbarrier.expect(barrier, ROWS * _INPUTS * 2)
+                at = [row_tile * ROWS, block * _BLOCK + half * _INPUTS]
+                tma.async_copy_global_to_shared(x, at, barrier, row_tiles.index(stage))
+            count += 1
+
+
+@gluon.jit
+def _scales_of(scales_ptr, n, block, stride, GROUP: gl.constexpr):
+    """Scales and zeros of a block, of outputs n."""
+    return gl.load(scales_ptr + block * _BLOCK // GROUP * stride + n)
+
+
+@gluon.jit
+def _words_of(word_tiles, barriers, place, is_there, NTH: gl.constexpr, LAYOUT: gl.constexpr):
+    """The words of a place in the ring, half of its outputs, which are free then."""
+    _, _, ready, free = barriers
+    stage = place % _WORD_STAGES
+    mbarrier.wait(ready.index(stage), (place // _WORD_STAGES) & 1, pred=is_there)
+    words = word_tiles.index(stage).slice(NTH * _OUTPUTS, _OUTPUTS).load(LAYOUT)
+    mbarrier.arrive(free.index(stage), pred=is_there)
+    return words
+
+
+@gluon.jit
+def _times(acc, numbers, row_tiles, barriers, place):
+    """acc + the product of decoded numbers with the rows of a place in the ring, begun."""
+    ready, _, _, _ = barriers
+    STAGES: gl.constexpr = row_tiles.shape[0]
+    stage = place % STAGES
+    mbarrier.wait(ready.index(stage), (place // STAGES) & 1)
+    return warpgroup_mma(numbers, row_tiles.index(stage).permute((1, 0)), acc, is_async=True)
+
+
+@gluon.jit
+def _multiply(
+    rings,
+    barriers,
+    pointers,
+    scales_ptr,
+    M,
+    N,
+    tiles,
+    items,
+    BLOCKS: gl.constexpr,
+    GROUP: gl.constexpr,
+    GATED: gl.constexpr,
+    BIAS: gl.constexpr,
+    RESIDUAL: gl.constexpr,
+    NTH: gl.constexpr,
+):
+    """The work of the four warps of the `NTH` half of a tile's outputs."""
+    row_tiles, word_tiles = rings
+    _, rows_free, _, _ = barriers
+    STAGES: gl.constexpr = row_tiles.shape[0]
+    ROWS: gl.constexpr = row_tiles.shape[1]
+    HALF: gl.constexpr = _OUTPUTS // 2
+    WRITTEN: gl.constexpr = HALF if GATED else _OUTPUTS
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, ROWS, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    # A thread has the words of two rows that matrix units want of it, of each four that follow each other.
+    READ: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [32, 0]],
+        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[8, 0], [16, 0]],
+        block_bases=[],
+        shape=[64, 16],
+    )
+    stride = N
+    if GATED:
+        stride = 2 * N
+    gdc_wait()
+    total = (items - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0) * BLOCKS
+    words = _words_of(word_tiles, barriers, 0, True, NTH, READ)
+    count = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        row_tile, tile = item // tiles, item % tiles
+        output = (2 * tile + NTH) * WRITTEN
+        place = gl.arange(0, _OUTPUTS, gl.SliceLayout(1, READ))
+        n = output + place
+        if GATED:
+            n = output + place % HALF + place // HALF * N
+        scaling = _scaling(_scales_of(scales_ptr, n, 0, stride, GROUP), row_tiles.dtype)
+        acc = gl.zeros([_OUTPUTS, ROWS], gl.float32, SUMS)
+        for block in range(BLOCKS):
+            packed = _scales_of(scales_ptr, n, gl.minimum(block + 1, BLOCKS - 1), stride, GROUP)
+            low_words, high_words = _halves(words)
+            low = _decode(low_words, scaling, row_tiles.dtype, OPERAND)
+            acc = _times(acc, low, row_tiles, barriers, 2 * count)
+            high = _decode(high_words, scaling, row_tiles.dtype, OPERAND)
+            acc = _times(acc, high, row_tiles, barriers, 2 * count + 1)
+            words = _words_of(word_tiles, barriers, count + 1, count + 1 < total, NTH, READ)
+            scaling = _scaling(packed, row_tiles.dtype)
+            # Matrix units are done before the next block is decoded: numbers would be written over those they read.
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            mbarrier.arrive(rows_free.index(2 * count % STAGES))
+            mbarrier.arrive(rows_free.index((2 * count + 1) % STAGES))
+            count += 1
+        end_tile(acc, pointers, output, row_tile * ROWS, M, N, GATED, BIAS, RESIDUAL)
+
+
+@gluon.jit
+def _ring(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
+    """A barrier for each stage, which waits for so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(barriers.index(stage), count=ARRIVALS)
+    return barriers
+
+
+# Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
+@gluon.jit(do_not_specialize=["M", "items"])
+def _int4_stream(
+    x,  # [M, K]
+    words,  # i32[N, K / 8]; GATED: [2 N, ...], gates then ups
+    scales_ptr,  # i32[groups, N]; GATED: [groups, 2 N]
+    bias_ptr,  # [N]
+    residual_ptr,  # [M, N]
+    out_ptr,  # [M, N]
+    M,
+    N,
+    items,  # tiles
+    K: gl.constexpr,
+    GROUP: gl.constexpr,
+    GATED: gl.constexpr,
+    BIAS: gl.constexpr,
+    RESIDUAL: gl.constexpr,
+):
+    BLOCKS: gl.constexpr = K // _BLOCK
+    WRITTEN: gl.constexpr = _OUTPUTS if GATED else 2 * _OUTPUTS
+    ROWS: gl.constexpr = x.block_type.shape[0]
+    STAGES: gl.constexpr = _ROW_BYTES // (ROWS * _INPUTS * 2)
+    row_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, _INPUTS], x.layout)
+    word_tiles = gl.allocate_shared_memory(gl.int32, [_WORD_STAGES, 2 * _OUTPUTS, _WORDS], words.layout)
+    rings = (row_tiles, word_tiles)
+    barriers = (_ring(STAGES, 1), _ring(STAGES, 2), _ring(_WORD_STAGES, 1), _ring(_WORD_STAGES, 2))
+    pointers = (out_ptr, bias_ptr, residual_ptr)
+    tiles = N // WRITTEN
+    gl.warp_specialize(
+        [
+            (
+                _multiply,
+                (
+                    rings, barriers, pointers, scales_ptr, M, N, tiles, items, BLOCKS, GROUP, GATED, BIAS,
+                    RESIDUAL, 0,
+                ),
+            ),
+            (
+                _multiply,
+                (
+                    rings, barriers, pointers, scales_ptr, M, N, tiles, items, BLOCKS, GROUP, GATED, BIAS,
+                    RESIDUAL, 1,
+                ),
+            ),
+            (_ask, (x, words, rings, barriers, N, tiles, items, BLOCKS, GATED)),
+        ],
+        [_WARPS, 1],
+        [_REGISTERS_TO_MULTIPLY, _REGISTERS_TO_ASK],
+    )  # fmt: skip
+
+
+@cache
+def has_int4_stream(device: torch.device) -> bool:
+    """Return whether `multiply_int4_stream` can multiply there: a Hopper."""
+    is_there = device.type == "cuda" and not INTERPRETED
+    return is_there and torch.cuda.get_device_capability(device) == _HOPPER
+
+
+def multiply_int4_stream(
+    x: Tensor,
+    weight: Int4Weight,
+    tile: Int4StreamTile,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    is_gated: bool = False,
+) -> Tensor:
+    """residual + f(x @ weight.T) + bias: as `Int4Rows.multiply`."""
+    rows, outputs = len(x), weight.outputs // 2 if is_gated else weight.outputs
+    items = triton.cdiv(rows, tile.rows) * (weight.outputs // STREAMED_INT4_OUTPUTS)
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    _int4_stream[(min(items, multiprocessors(x.device, 0)),)](
+        _tiled(x, [tile.rows, _INPUTS.value], gl.bfloat16),
+        _tiled(weight.numbers.flatten(1), [_OUTPUTS.value // 2 if is_gated else _OUTPUTS.value, WORDS], gl.int32),
+        weight.scales.view(torch.int32),
+        bias if bias is not None else x,
+        residual if residual is not None else x,
+        out,
+        rows,
+        outputs,
+        items,
+        K=weight.inputs,
+        GROUP=weight.group or weight.inputs,
+        GATED=is_gated,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        **options(warps=_WARPS.value, dependent=True, registers=_REGISTERS),
+    )
+    return out
+
+
+def _tiled(tensor: Tensor, block: list[int], dtype: gl.dtype) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(tensor, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
