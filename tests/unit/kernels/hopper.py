@@ -39,6 +39,22 @@ class _Compiled:
         return launch
 
 
+class Disassembled:
+    """A kernel that is compiled where it would be launched, and whose instructions are looked at."""
+
+    def __init__(self, kernel: Any, look: Callable[[list[str]], None]) -> None:
+        self._kernel = kernel
+        self._look = look
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, **options: Any) -> None:
+            text = self._kernel.warmup(*args, grid=grid, **options).asm["sass"]
+            # Of a line what is before the tab says when it can begin.
+            self._look([line.rpartition("\t")[2].strip() for line in text.splitlines()])
+
+        return launch
+
+
 class NotLaunched:
     """A kernel that is left out."""
 

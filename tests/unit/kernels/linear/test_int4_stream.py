@@ -1,14 +1,16 @@
 """Products of many rows with weights of 4 bits that are decoded ahead, on a Hopper; that they compile for one."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
-from hopper import compile_for_hopper
+from hopper import Disassembled, compile_for_hopper, on_hopper
 from kernel_inputs import DEVICE, assert_near, randn
 from torch.nn.functional import silu
 
 from worker_svc.core.formats.int4 import Int4
+from worker_svc.core.kernels.linear import int4_stream
 from worker_svc.core.kernels.linear.int4_stream import has_int4_stream, multiply_int4_stream
 from worker_svc.core.kernels.linear.ways import INT4, Int4StreamTile, Product
 
@@ -75,3 +77,62 @@ def test_matrix_units_take_decoded_numbers_from_registers_on_a_hopper(
     kind = "bf16" if dtype is torch.bfloat16 else "f16"
     instruction = f"wgmma.mma_async.sync.aligned.m64n{tile.rows}k16.f32.{kind}.{kind}"
     compile_for_hopper(monkeypatch, KERNEL, instruction, launch_stream, dtype, tile, {"is_gated": is_gated})
+
+
+_PRODUCT = re.compile(r"HGMMA\S+ R\d+, R(\d+), gdesc")
+_WRITTEN = re.compile(r"(?:@!?U?P\w+ )?(?P<name>[A-Z]\S*) (?:P\w+, )*R(?P<register>\d+)\b")
+_WRITES_NOTHING = ("ST", "SYNCS", "RED", "BAR")
+
+
+def written_while_read(loop: list[str]) -> list[str]:
+    """Instructions of a loop's body that write registers out of which matrix units may still read."""
+    read: list[set[int]] = [set()]  # of groups of products, the last of which is not whole
+    found = []
+    for line in loop * 2:
+        if product := _PRODUCT.search(line):
+            first = int(product[1])
+            read[-1] |= set(range(first, first + 4))
+            if "gsb0" in line:
+                read.append(set())
+        elif ended := re.search(r"DEPBAR\.LE gsb0, 0x(\w)", line):
+            read = read[len(read) - 1 - int(ended[1], 16) :]
+        elif (written := _WRITTEN.match(line)) and not written["name"].startswith(_WRITES_NOTHING):
+            wide = 4 if ".128" in written["name"] else 2 if ".64" in written["name"] or "WIDE" in written["name"] else 1
+            first = int(written["register"])
+            if any(register in group for group in read for register in range(first, first + wide)):
+                found.append(line)
+    return found
+
+
+def look_at_loops(lines: list[str]) -> None:
+    labels = {line.rstrip(":").removeprefix("."): number for number, line in enumerate(lines) if line.endswith(":")}
+    begins = [
+        (labels[jump[1]], number)
+        for number, line in enumerate(lines)
+        if (jump := re.search(r"BRA (LBB\d+);", line)) and labels[jump[1]] < number
+    ]
+    loops = [lines[first:last] for first, last in begins]
+    loops = [loop for loop in loops if sum("HGMMA" in line for line in loop) == 8 and len(loop) < 600]
+    assert loops, "no loop with the products of a block"
+    for loop in loops:
+        assert sum("DEPBAR.LE gsb0" in line for line in loop) == 1, "products wait for each other"
+        assert not written_while_read(loop)
+
+
+def look_at_stream(dtype: torch.dtype, rows: int, changes: dict[str, Any]) -> None:
+    int4_stream._int4_stream = Disassembled(int4_stream._int4_stream, look_at_loops)
+    launch_stream(dtype, Int4StreamTile(rows), changes)
+
+
+@pytest.mark.parametrize(("rows", "is_gated"), [(256, True), (256, False), (128, False)])
+def test_no_register_is_written_while_matrix_units_read_it_on_a_hopper(
+    monkeypatch: pytest.MonkeyPatch, rows: int, *, is_gated: bool
+) -> None:
+    on_hopper(monkeypatch, look_at_stream, torch.bfloat16, rows, {"is_gated": is_gated})
+
+
+def test_what_is_written_before_products_have_ended_is_found() -> None:
+    loop = ["HGMMA.64x256x16.F32.BF16 R24, R152, gdesc[UR8], R24, gsb0;", "IMAD.U32 R153, RZ, RZ, UR8;"]
+    assert written_while_read([*loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0;"]) == [loop[1]] * 2
+    assert written_while_read([loop[0], "WARPGROUP.DEPBAR.LE gsb0, 0x0;", loop[1]]) == []
+    assert written_while_read([*loop, "WARPGROUP.DEPBAR.LE gsb0, 0x1;"]) == [loop[1]] * 2
