@@ -15,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles
+from worker_svc.core.kernels.barriers import make_barriers
 from worker_svc.core.kernels.launch import INTERPRETED, multiprocessors, options
 
 _HOPPER = (9, 0)
@@ -274,15 +275,6 @@ def _attend(
             _store(acc, out_ptr, row, rows, pair // PAIRS_OF_KEY * G + nth, H, dtype)
 
 
-@gluon.jit
-def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """So many, each of which waits for so many arrivals."""
-    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-    for each in gl.static_range(NUMBER):
-        mbarrier.init(barriers.index(each), count=ARRIVALS)
-    return barriers
-
-
 @gluon.jit(do_not_specialize=["table_stride", "blocks", "items"])
 def _stream_prefill(
     queries,  # [tokens, ...]: rotated query heads stand first in a row
@@ -309,9 +301,16 @@ def _stream_prefill(
     key_tiles = gl.allocate_shared_memory(keys.dtype, [_STAGES, 1, 1, _KEYS, D], keys.layout)
     value_tiles = gl.allocate_shared_memory(keys.dtype, [_STAGES, 1, 1, _KEYS, D], values.layout)
     tiles = (key_tiles, value_tiles)
-    asked = _barriers(1, 1).index(0)
-    read = _barriers(1, 2).index(0)
-    barriers = (asked, read, _barriers(_STAGES, 1), _barriers(_STAGES, 2), _barriers(_STAGES, 1), _barriers(_STAGES, 2))
+    asked = make_barriers(1, 1).index(0)
+    read = make_barriers(1, 2).index(0)
+    barriers = (
+        asked,
+        read,
+        make_barriers(_STAGES, 1),
+        make_barriers(_STAGES, 2),
+        make_barriers(_STAGES, 1),
+        make_barriers(_STAGES, 2),
+    )
     columns = (tile_rows_ptr, tile_positions_ptr, tile_lengths_ptr, tile_slots_ptr)
     upper = q_tile.slice(0, ROWS)
     lower = q_tile.slice(ROWS, ROWS)

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from worker_svc.core.kernels.barriers import make_barriers
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs
 from worker_svc.core.kernels.experts.tiles import add_up, most_tiles
 from worker_svc.core.kernels.experts.tuning import FEWEST_STREAMED_PAIRS, Tile
@@ -209,15 +210,6 @@ def _multiply(
             count += STEPS
 
 
-@gluon.jit
-def _barriers(ARRIVALS: gl.constexpr):
-    """One of each stage, which wait for so many arrivals."""
-    barriers = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(_STAGES):
-        mbarrier.init(barriers.index(stage), count=ARRIVALS)
-    return barriers
-
-
 @gluon.jit(do_not_specialize=["items"])
 def _stream_products(
     x,  # [pairs, K], by place in the order
@@ -236,7 +228,7 @@ def _stream_products(
     STEPS: gl.constexpr = K // _INPUTS
     rows = gl.allocate_shared_memory(x.dtype, [_STAGES, _PAIRS, _INPUTS], x.layout)
     weights = gl.allocate_shared_memory(x.dtype, [_STAGES, _OUTPUTS, _INPUTS], weight.layout)
-    barriers = (_barriers(1), _barriers(2))
+    barriers = (make_barriers(_STAGES, 1), make_barriers(_STAGES, 2))
     tiles = (rows, weights)
     columns = (experts_ptr, firsts_ptr, lengths_ptr)
     gl.warp_specialize(

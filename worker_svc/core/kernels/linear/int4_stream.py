@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from worker_svc.core.kernels.barriers import make_barriers
 from worker_svc.core.kernels.launch import INTERPRETED, multiprocessors, options
 from worker_svc.core.kernels.linear.int4_ends import end_tile
 from worker_svc.core.kernels.linear.int4_numbers import Int4Weight
@@ -255,15 +256,6 @@ def _multiply(
         end_tile(acc, pointers, output, row_tile * ROWS, M, N, GATED, BIAS, RESIDUAL)
 
 
-@gluon.jit
-def _ring(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
-    """A barrier for each stage, which waits for so many arrivals."""
-    barriers = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(barriers.index(stage), count=ARRIVALS)
-    return barriers
-
-
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
 @gluon.jit(do_not_specialize=["M", "items"])
 def _int4_stream(
@@ -289,7 +281,12 @@ def _int4_stream(
     row_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, _INPUTS], x.layout)
     word_tiles = gl.allocate_shared_memory(gl.int32, [_WORD_STAGES, 2 * _OUTPUTS, _WORDS], words.layout)
     rings = (row_tiles, word_tiles)
-    barriers = (_ring(STAGES, 1), _ring(STAGES, 2), _ring(_WORD_STAGES, 1), _ring(_WORD_STAGES, 2))
+    barriers = (
+        make_barriers(STAGES, 1),
+        make_barriers(STAGES, 2),
+        make_barriers(_WORD_STAGES, 1),
+        make_barriers(_WORD_STAGES, 2),
+    )
     pointers = (out_ptr, bias_ptr, residual_ptr)
     tiles = N // WRITTEN
     gl.warp_specialize(
