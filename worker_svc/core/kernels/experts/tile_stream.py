@@ -2,7 +2,7 @@
 
 Programs stay and take one tile of an expert's pairs after the other. Half of a tile each has four warps, which
 multiply; one more warp asks for rows and weights ahead of them. Gluon has words for that, Triton has none; Triton's
-interpreter knows nothing of Gluon. What bounds it is how much of the weights a multiprocessor reads from the L2 cache.
+interpreter knows nothing of Gluon.
 """
 
 from dataclasses import dataclass
