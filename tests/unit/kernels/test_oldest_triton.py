@@ -13,6 +13,7 @@ FOLDER = Path(__file__).parent
 COMPILES = re.compile(r"^def test_\w*hopper", re.MULTILINE)
 # A process for each file: a machine that has others to serve compiles the kernels of all of them for half an hour.
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("test_*.py") if COMPILES.search(path.read_text()))
+assert FILES, "no test compiles a kernel"
 
 
 @pytest.fixture

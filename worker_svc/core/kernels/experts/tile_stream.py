@@ -186,7 +186,7 @@ def _multiply(
     NTH: gl.constexpr,
 ):
     """The work of the four warps of the `NTH` half of a tile's pairs."""
-    HALF: gl.constexpr = _OUTPUTS // 2
+    COLUMNS: gl.constexpr = _OUTPUTS // 2  # that are written at a time
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [_WARPS, 1], [1, 0])
     gdc_wait()
     count = 0
@@ -200,10 +200,10 @@ def _multiply(
             y = _products(tiles, barriers, count, STEPS, NTH)
             weights = gl.convert_layout(gl.load(weights_ptr + pairs), gl.SliceLayout(1, y.type.layout))
             y *= weights[:, None]
-            low, high = y.reshape([_HALF, 2, HALF]).permute(0, 2, 1).split()
+            low, high = y.reshape([_HALF, 2, COLUMNS]).permute(0, 2, 1).split()
             column = item % PARTS * _OUTPUTS
             _store(low, out_ptr, pairs, places < length, column, N, FLAT)
-            _store(high, out_ptr, pairs, places < length, column + HALF, N, FLAT)
+            _store(high, out_ptr, pairs, places < length, column + COLUMNS, N, FLAT)
         elif length > 0:
             _pass(barriers, count, STEPS)
         if length > 0:

@@ -54,10 +54,10 @@ _LARGEST = {
     FP4: Tile(128, 128, 128, 8, 4),
 }
 _LARGEST_ADD = {FLOATS: Tile(128, 256, 64, 8, 4)}
+FEWEST_STREAMED_PAIRS = 256  # of an expert, in the mean, from which on `tile_stream` adds them, on an H100
 # Pairs up to which rows are multiplied without tensor cores, and pairs of an expert, in the mean, from which on weights
 # are widened first; of FP4 it paid neither with 512 nor with 1,024, where both were close, and more were not measured.
 MOST_ROW_PAIRS = {FLOATS: 16, FP8: 32, FP4: 6}
-FEWEST_STREAMED_PAIRS = 256  # of an expert, in the mean, from which on they are added as `tile_stream` does
 FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 2048}
 GATE_ROWS = {FLOATS: RowsTile(1, 2048, 4), FP8: RowsTile(4, 2048, 4), FP4: RowsTile(4, 1024, 2)}
 ADD_ROWS = {FLOATS: RowsTile(4, 2048, 2), FP8: RowsTile(4, 1024, 4), FP4: RowsTile(4, 1024, 2)}

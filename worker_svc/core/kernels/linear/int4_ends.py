@@ -36,7 +36,7 @@ def _write(
     n = output + gl.arange(0, WRITTEN, gl.SliceLayout(1, LAYOUT))
     rows = row + gl.arange(0, _PIECE, gl.SliceLayout(0, LAYOUT))
     offsets = rows.to(gl.int64)[None, :] * N + n[:, None]
-    is_row = (rows < M)[None, :] & (n >= 0)[:, None]
+    is_row = (rows < M)[None, :]
     if BIAS:
         y += gl.load(bias_ptr + n).to(gl.float32)[:, None]
     if RESIDUAL:
