@@ -33,7 +33,7 @@ _HOPPER = (9, 0)
 _BLOCK, _WORDS = gl.constexpr(BLOCK), gl.constexpr(WORDS)
 _OUTPUTS = gl.constexpr(STREAMED_INT4_OUTPUTS // 2)  # of four warps
 _INPUTS = gl.constexpr(64)  # that rows come with at a time
-_ROW_BYTES, _WORD_STAGES = gl.constexpr(160 * 1024), gl.constexpr(3)  # of rows that are on their way or there
+_ROW_BYTES, _WORD_STAGES = gl.constexpr(160 * 1024), gl.constexpr(4)  # of rows that are on their way or there
 _WARPS = gl.constexpr(4)
 # Of a thread at first; the warps that multiply then get what the one that asks does not need.
 _REGISTERS = 168
@@ -170,13 +170,11 @@ def _scales_of(scales_ptr, n, block, stride, GROUP: gl.constexpr):
 
 @gluon.jit
 def _words_of(word_tiles, barriers, place, is_there, NTH: gl.constexpr, LAYOUT: gl.constexpr):
-    """The words of a place in the ring, half of its outputs, which are free then."""
-    _, _, ready, free = barriers
+    """The words of a place in the ring, half of its outputs."""
+    _, _, ready, _ = barriers
     stage = place % _WORD_STAGES
     mbarrier.wait(ready.index(stage), (place // _WORD_STAGES) & 1, pred=is_there)
-    words = word_tiles.index(stage).slice(NTH * _OUTPUTS, _OUTPUTS).load(LAYOUT)
-    mbarrier.arrive(free.index(stage), pred=is_there)
-    return words
+    return word_tiles.index(stage).slice(NTH * _OUTPUTS, _OUTPUTS).load(LAYOUT)
 
 
 @gluon.jit
@@ -208,7 +206,7 @@ def _multiply(
 ):
     """The work of the four warps of the `NTH` half of a tile's outputs."""
     row_tiles, word_tiles = rings
-    _, rows_free, _, _ = barriers
+    _, rows_free, _, words_free = barriers
     STAGES: gl.constexpr = row_tiles.shape[0]
     ROWS: gl.constexpr = row_tiles.shape[1]
     HALF: gl.constexpr = _OUTPUTS // 2
@@ -250,6 +248,8 @@ def _multiply(
             scaling = _scaling(packed, row_tiles.dtype)
             # Matrix units are done before the next block is decoded: numbers would be written over those they read.
             acc = warpgroup_mma_wait(0, deps=(acc,))
+            # Not as soon as they were asked for: reads of shared memory may wait in line after products.
+            mbarrier.arrive(words_free.index(count % _WORD_STAGES))
             mbarrier.arrive(rows_free.index(2 * count % STAGES))
             mbarrier.arrive(rows_free.index((2 * count + 1) % STAGES))
             count += 1
