@@ -112,7 +112,7 @@ def _int4_rows(rows: int) -> Iterator[Way]:
 
 def _int4_stream(rows: int) -> Iterator[Way]:
     if rows > _INT4_ROWS[-1]:
-        yield from (Int4StreamTile(each) for each in STREAMED_INT4_ROWS)
+        yield from (Int4StreamTile(*each) for each in combinations(STREAMED_INT4_ROWS, (False, True)))
 
 
 def _batch_rows(rows: int) -> Iterator[Way]:

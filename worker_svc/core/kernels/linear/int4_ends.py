@@ -1,4 +1,4 @@
-"""The end of a tile of `int4_stream`: gated, added to, and written; in Gluon."""
+"""The end of a tile of `int4_stream`: gated, added to, and written, or kept as a part of it; in Gluon."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -64,3 +64,19 @@ def end_tile(acc, pointers, output, row, M, N, GATED: gl.constexpr, BIAS: gl.con
         _write(second, pointers, output, row + _PIECE, M, N, GATED, BIAS, RESIDUAL)
         _write(third, pointers, output, row + 2 * _PIECE, M, N, GATED, BIAS, RESIDUAL)
         _write(fourth, pointers, output, row + 3 * _PIECE, M, N, GATED, BIAS, RESIDUAL)
+
+
+@gluon.jit
+def keep_part(acc, part_ptr, NTH: gl.constexpr, GATED: gl.constexpr):
+    """Writes the `NTH` four warps' outputs to a part of a tile, f32[rows, outputs] of `int4_parts`."""
+    OUTPUTS: gl.constexpr = acc.shape[0]
+    HALF: gl.constexpr = OUTPUTS // 2
+    place = gl.arange(0, OUTPUTS, gl.SliceLayout(1, acc.type.layout))
+    row = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    # Warp, half, row of eight, as in `_write`.
+    half, column = place // 8 % 2, place // 16 * 8 + place % 8
+    if GATED:
+        column += half * OUTPUTS + NTH * HALF
+    else:
+        column += NTH * OUTPUTS + half * HALF
+    gl.store(part_ptr + row[None, :] * (2 * OUTPUTS) + column[:, None], acc)

@@ -2,8 +2,9 @@
 Hopper.
 
 Programs stay and take one tile after the other. Half of a tile's outputs each has four warps, which decode a block of
-the weight while the other half's is multiplied; one more warp asks for rows and weights ahead of them. Gluon has words
-for that, Triton has none; Triton's interpreter knows nothing of Gluon.
+the weight while the other half's is multiplied; one more warp asks for rows and weights ahead of them. Where tiles are
+few, programs have even shares of their blocks of inputs instead (`int4_parts`). Gluon has words for that, Triton has
+none; Triton's interpreter knows nothing of Gluon.
 """
 
 from functools import cache
@@ -24,8 +25,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worker_svc.core.kernels.barriers import make_barriers
 from worker_svc.core.kernels.launch import INTERPRETED, multiprocessors, options
-from worker_svc.core.kernels.linear.int4_ends import end_tile
+from worker_svc.core.kernels.linear.int4_ends import end_tile, keep_part
 from worker_svc.core.kernels.linear.int4_numbers import Int4Weight
+from worker_svc.core.kernels.linear.int4_parts import add_parts, blocks_of_share, make_parts
 from worker_svc.core.kernels.linear.ways import STREAMED_INT4_OUTPUTS, Int4StreamTile
 from worker_svc.core.kernels.words import BLOCK, WORDS
 
@@ -117,6 +119,43 @@ def _halves(words):
 
 
 @gluon.jit
+def _items(items, share, BLOCKS: gl.constexpr, STREAM_K: gl.constexpr):
+    """Of a program: its first tile, where its tiles end, and from one to the next."""
+    if STREAM_K:
+        start = gl.program_id(0) * share
+        end = gl.minimum(start + share, items * BLOCKS)
+        return start // BLOCKS, (end + BLOCKS - 1) // BLOCKS, 1
+    else:  # noqa: RET505  (the compiler would go on after the return)
+        return gl.program_id(0), items, gl.num_programs(0)
+
+
+@gluon.jit
+def _blocks(item, items, share, BLOCKS: gl.constexpr, STREAM_K: gl.constexpr):
+    """Of a tile: its first block of a program's, and where these end."""
+    if STREAM_K:
+        start = gl.program_id(0) * share
+        end = gl.minimum(start + share, items * BLOCKS)
+        return gl.maximum(start - item * BLOCKS, 0), gl.minimum(end - item * BLOCKS, BLOCKS)
+    else:  # noqa: RET505  (the compiler would go on after the return)
+        return 0, BLOCKS
+
+
+@gluon.jit
+def _ask_for_words(words, word_tiles, ready, stage, tile, block, N, GATED: gl.constexpr):
+    """Ask for a tile's words of a block."""
+    EACH: gl.constexpr = words.block_type.shape[0]  # outputs
+    barrier = ready.index(stage)
+    mbarrier.expect(barrier, 2 * _OUTPUTS * _WORDS * 4)
+    for part in gl.static_range(2 * _OUTPUTS // EACH):
+        # Of gates 32, then as many ups, for each half.
+        output = tile * 2 * _OUTPUTS + part * EACH
+        if GATED:
+            output = tile * _OUTPUTS + part // 2 * EACH + part % 2 * N
+        to = word_tiles.index(stage).slice(part * EACH, EACH)
+        tma.async_copy_global_to_shared(words, [output, block * _WORDS], barrier, to)
+
+
+@gluon.jit
 def _ask(
     x,
     words,
@@ -125,32 +164,33 @@ def _ask(
     N,
     tiles,
     items,
+    share,
     BLOCKS: gl.constexpr,
     GATED: gl.constexpr,
+    STREAM_K: gl.constexpr,
 ):
     """The work of one warp."""
     row_tiles, word_tiles = rings
     rows_ready, rows_free, words_ready, words_free = barriers
     ROWS: gl.constexpr = x.block_type.shape[0]
     STAGES: gl.constexpr = row_tiles.shape[0]
-    EACH: gl.constexpr = words.block_type.shape[0]  # outputs
+    first_item, end_item, step = _items(items, share, BLOCKS, STREAM_K)
+    first, end = _blocks(first_item, items, share, BLOCKS, STREAM_K)
+    # No kernel before writes weights.
+    early = gl.minimum(end - first, _WORD_STAGES)
+    for stage in range(early):
+        _ask_for_words(words, word_tiles, words_ready, stage, first_item % tiles, first + stage, N, GATED)
     gdc_wait()
     gdc_launch_dependents()
     count = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+    for item in range(first_item, end_item, step):
         row_tile, tile = item // tiles, item % tiles
-        for block in range(BLOCKS):
-            stage = count % _WORD_STAGES
-            barrier = words_ready.index(stage)
-            mbarrier.wait(words_free.index(stage), ((count // _WORD_STAGES) & 1) ^ 1)
-            mbarrier.expect(barrier, 2 * _OUTPUTS * _WORDS * 4)
-            for part in gl.static_range(2 * _OUTPUTS // EACH):
-                # Of gates 32, then as many ups, for each half.
-                output = tile * 2 * _OUTPUTS + part * EACH
-                if GATED:
-                    output = tile * _OUTPUTS + part // 2 * EACH + part % 2 * N
-                to = word_tiles.index(stage).slice(part * EACH, EACH)
-                tma.async_copy_global_to_shared(words, [output, block * _WORDS], barrier, to)
+        first, end = _blocks(item, items, share, BLOCKS, STREAM_K)
+        for block in range(first, end):
+            if count >= early:
+                stage = count % _WORD_STAGES
+                mbarrier.wait(words_free.index(stage), ((count // _WORD_STAGES) & 1) ^ 1)
+                _ask_for_words(words, word_tiles, words_ready, stage, tile, block, N, GATED)
             for half in gl.static_range(2):
                 place = 2 * count + half
                 stage = place % STAGES
@@ -192,16 +232,19 @@ def _multiply(
     rings,
     barriers,
     pointers,
+    parts_ptr,
     scales_ptr,
     M,
     N,
     tiles,
     items,
+    share,
     BLOCKS: gl.constexpr,
     GROUP: gl.constexpr,
     GATED: gl.constexpr,
     BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr,
+    STREAM_K: gl.constexpr,
     NTH: gl.constexpr,
 ):
     """The work of the four warps of the `NTH` half of a tile's outputs."""
@@ -224,20 +267,24 @@ def _multiply(
     stride = N
     if GATED:
         stride = 2 * N
-    gdc_wait()
-    total = (items - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0) * BLOCKS
+    first_item, end_item, step = _items(items, share, BLOCKS, STREAM_K)
+    if STREAM_K:
+        total = gl.minimum(share, items * BLOCKS - gl.program_id(0) * share)
+    else:
+        total = (end_item - first_item + step - 1) // step * BLOCKS
     words = _words_of(word_tiles, barriers, 0, True, NTH, READ)
     count = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+    for item in range(first_item, end_item, step):
         row_tile, tile = item // tiles, item % tiles
+        first, end = _blocks(item, items, share, BLOCKS, STREAM_K)
         output = (2 * tile + NTH) * WRITTEN
         place = gl.arange(0, _OUTPUTS, gl.SliceLayout(1, READ))
         n = output + place
         if GATED:
             n = output + place % HALF + place // HALF * N
-        scaling = _scaling(_scales_of(scales_ptr, n, 0, stride, GROUP), row_tiles.dtype)
+        scaling = _scaling(_scales_of(scales_ptr, n, first, stride, GROUP), row_tiles.dtype)
         acc = gl.zeros([_OUTPUTS, ROWS], gl.float32, SUMS)
-        for block in range(BLOCKS):
+        for block in range(first, end):
             packed = _scales_of(scales_ptr, n, gl.minimum(block + 1, BLOCKS - 1), stride, GROUP)
             low_words, high_words = _halves(words)
             low = _decode(low_words, scaling, row_tiles.dtype, OPERAND)
@@ -253,11 +300,19 @@ def _multiply(
             mbarrier.arrive(rows_free.index(2 * count % STAGES))
             mbarrier.arrive(rows_free.index((2 * count + 1) % STAGES))
             count += 1
-        end_tile(acc, pointers, output, row_tile * ROWS, M, N, GATED, BIAS, RESIDUAL)
+        gdc_wait()
+        if STREAM_K:
+            if end - first < BLOCKS:
+                part = 2 * gl.program_id(0) + (item != first_item).to(gl.int32)
+                keep_part(acc, parts_ptr + part * (2 * _OUTPUTS * ROWS), NTH, GATED)
+            else:
+                end_tile(acc, pointers, output, row_tile * ROWS, M, N, GATED, BIAS, RESIDUAL)
+        else:
+            end_tile(acc, pointers, output, row_tile * ROWS, M, N, GATED, BIAS, RESIDUAL)
 
 
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
-@gluon.jit(do_not_specialize=["M", "items"])
+@gluon.jit(do_not_specialize=["M", "items", "share"])
 def _int4_stream(
     x,  # [M, K]
     words,  # i32[N, K / 8]; GATED: [2 N, ...], gates then ups
@@ -265,14 +320,17 @@ def _int4_stream(
     bias_ptr,  # [N]
     residual_ptr,  # [M, N]
     out_ptr,  # [M, N]
+    parts_ptr,  # see `make_parts`
     M,
     N,
     items,  # tiles
+    share,  # STREAM_K: blocks of a program
     K: gl.constexpr,
     GROUP: gl.constexpr,
     GATED: gl.constexpr,
     BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr,
+    STREAM_K: gl.constexpr,
 ):
     BLOCKS: gl.constexpr = K // _BLOCK
     WRITTEN: gl.constexpr = _OUTPUTS if GATED else 2 * _OUTPUTS
@@ -294,18 +352,18 @@ def _int4_stream(
             (
                 _multiply,
                 (
-                    rings, barriers, pointers, scales_ptr, M, N, tiles, items, BLOCKS, GROUP, GATED, BIAS,
-                    RESIDUAL, 0,
+                    rings, barriers, pointers, parts_ptr, scales_ptr, M, N, tiles, items, share, BLOCKS, GROUP, GATED,
+                    BIAS, RESIDUAL, STREAM_K, 0,
                 ),
             ),
             (
                 _multiply,
                 (
-                    rings, barriers, pointers, scales_ptr, M, N, tiles, items, BLOCKS, GROUP, GATED, BIAS,
-                    RESIDUAL, 1,
+                    rings, barriers, pointers, parts_ptr, scales_ptr, M, N, tiles, items, share, BLOCKS, GROUP, GATED,
+                    BIAS, RESIDUAL, STREAM_K, 1,
                 ),
             ),
-            (_ask, (x, words, rings, barriers, N, tiles, items, BLOCKS, GATED)),
+            (_ask, (x, words, rings, barriers, N, tiles, items, share, BLOCKS, GATED, STREAM_K)),
         ],
         [_WARPS, 1],
         [_REGISTERS_TO_MULTIPLY, _REGISTERS_TO_ASK],
@@ -331,24 +389,36 @@ def multiply_int4_stream(
     """residual + f(x @ weight.T) + bias: as `Int4Rows.multiply`."""
     rows, outputs = len(x), weight.outputs // 2 if is_gated else weight.outputs
     items = triton.cdiv(rows, tile.rows) * (weight.outputs // STREAMED_INT4_OUTPUTS)
+    blocks, programs = weight.inputs // BLOCK, multiprocessors(x.device, 0)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    _int4_stream[(min(items, multiprocessors(x.device, 0)),)](
+    if tile.stream_k:
+        share = blocks_of_share(items, blocks, programs)
+        programs = triton.cdiv(items * blocks, share)
+        parts = make_parts(programs, tile.rows, x.device)
+    else:
+        share, programs, parts = 0, min(items, programs), out
+    _int4_stream[(programs,)](
         _tiled(x, [tile.rows, _INPUTS.value], gl.bfloat16),
         _tiled(weight.numbers.flatten(1), [_OUTPUTS.value // 2 if is_gated else _OUTPUTS.value, WORDS], gl.int32),
         weight.scales.view(torch.int32),
         bias if bias is not None else x,
         residual if residual is not None else x,
         out,
+        parts,
         rows,
         outputs,
         items,
+        share,
         K=weight.inputs,
         GROUP=weight.group or weight.inputs,
         GATED=is_gated,
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
+        STREAM_K=tile.stream_k,
         **options(warps=_WARPS.value, dependent=True, registers=_REGISTERS),
     )
+    if tile.stream_k and share % blocks:
+        add_parts(parts, share, blocks, out, bias=bias, residual=residual, is_gated=is_gated)
     return out
 
 

@@ -260,6 +260,7 @@ class Int4StreamTile(_Way, frozen=True, tag="int4_stream"):
     """Of many rows with a weight of 4 bits by `multiply_int4_stream`: tiles have 128 outputs."""
 
     rows: int = 256  # of a tile, or 128
+    stream_k: bool = False  # programs have even shares of all tiles' inputs, and parts of tiles are added up after that
 
     def __post_init__(self) -> None:
         if self.rows not in STREAMED_INT4_ROWS:
