@@ -3,10 +3,10 @@
 For each model, one after the other on an otherwise free card, each in processes of its own: the card's ceilings; `LLM`;
 `penstock serve` with all services and its server, streaming over HTTP to clients in other processes; vLLM's offline
 engine and its server, where they can be imported. Nothing is downloaded: models have the shapes of published ones and
-random weights, which are written to files and loaded from there; vLLM draws its own, but for models with experts, as
-its own would have tokens choose other ones, and fewer. Prompts are token ids, outputs are as long as asked
-for. A row's floor is the time that the card needs at its ceilings (see `bench.rig.work`). The fastest of some rounds
-counts, of as many for every engine; nano and served, which are long, have one.
+random weights, which are written to files and which every engine loads from there: weights decide which experts tokens
+choose, and how much power products take. Prompts are token ids, outputs are as long as asked for. A row's floor is the
+time that the card needs at its ceilings (see `bench.rig.work`). The fastest of some rounds counts, of as many for every
+engine; nano and served, which are long, have one.
 
     0.6b, 8b   decode1, decode8, decode32, decode128, decode256: that many sequences, 128 tokens in, 256 out
                prefill: 32 prompts of 2,048 tokens, one token out, prompt tokens per second
@@ -91,11 +91,9 @@ def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Name
     """Writes the folder."""
     shape = find_shape(name)
     write_shape(folder, shape)
-    missing = [engine for engine in arguments.engines.split(",") if not _kept(arguments.keep, name, engine).is_file()]
-    # Which experts tokens choose is in the weights: with some of its own a peer would read more or fewer of them.
+    is_missing = any(not _kept(arguments.keep, name, engine).is_file() for engine in arguments.engines.split(","))
     skew = shape.experts.skew if shape.experts else 0.0
-    readers = {"process", "pipeline"} | ({"peer"} if shape.experts else set())
-    if not arguments.simulated_ms and readers & set(missing):
+    if not arguments.simulated_ms and is_missing:
         [written] = ask([sys.executable, "-m", "bench.rig.random_weights", str(folder), str(skew)], {}, 300.0)
         print(
             f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
@@ -116,7 +114,6 @@ def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Name
         more=arguments.serve,
         quantization=shape.quantization,
         kv_cache_dtype=shape.kv_cache_dtype,
-        peer_reads_weights=shape.experts is not None,
     )
     return Model(name, shape, folder, works, options)
 

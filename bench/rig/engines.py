@@ -39,7 +39,6 @@ class Options:
     more: list[str]  # flags of `penstock serve`
     quantization: str | None = None  # to which every engine rounds weights; None: as they are stored
     kv_cache_dtype: str = "auto"  # of keys and values in every engine
-    peer_reads_weights: bool = False  # those in the folder; else it makes some of its own
 
 
 @dataclass
@@ -143,7 +142,6 @@ def peer(folder: Path, works: list[Work], options: Options) -> Measured | None:
             "max_model_len": max_model_len(works),
             "quantization": options.quantization,
             "kv_cache_dtype": options.kv_cache_dtype,
-            "load_format": "auto" if options.peer_reads_weights else "dummy",
         },
         # It makes vectors with an engine that does nothing else.
         "works": [work.as_json() for work in works if not work.pools],
@@ -162,7 +160,7 @@ def peer_server(folder: Path, works: list[Work], options: Options) -> Measured |
     [port] = free_ports(1)
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--served-model-name", "bench"),
-        *("--load-format", "dummy", "--max-model-len", str(max_model_len(works)), "--max-num-seqs", "512"),
+        *("--max-model-len", str(max_model_len(works)), "--max-num-seqs", "512"),
         *("--gpu-memory-utilization", str(MEMORY_SHARE), "--no-enable-prefix-caching", "--port", str(port)),
     ]
     measured = Measured("vLLM, Rust front end")
