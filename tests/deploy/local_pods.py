@@ -120,7 +120,9 @@ class LocalPod:
             ).returncode
         get = probe["httpGet"]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port(get['port'])}{get['path']}", timeout=60) as reply:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port(get['port'])}{get['path']}", timeout=300
+            ) as reply:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, OSError):
             return False

@@ -163,7 +163,7 @@ def valkey(tmp_path: Path) -> Iterator[RedisAddress]:
         yield RedisAddress(path=str(path))
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(300)
 
 
 def test_the_server_of_compose_is_what_a_pool_needs(valkey: RedisAddress) -> None:

@@ -21,7 +21,7 @@ from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.redis_finder import read_directory
 
 T = TypeVar("T")
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 NAME = "penstock"
 PASSWORDS = {"admin": "admin-of-tests", "services": "services-of-tests", "scaler": "scaler-of-tests"}
 

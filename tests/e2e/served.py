@@ -76,7 +76,7 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(60)
+                self.process.wait(300)
             except subprocess.TimeoutExpired:
                 self.process.kill()  # children die with it
                 self.process.wait()

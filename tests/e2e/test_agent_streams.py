@@ -63,7 +63,7 @@ def test_a_gateway_that_dies_takes_no_event_along(agents: Served, path: str) -> 
     body = {"model": "simulated", "stream": True, **BODIES[path]}
     headers = {"idempotency-key": f"once{path}"}
     pid, heard = agents.pids()["gateway-0"], list[str]()
-    with httpx.stream("POST", first_url + path, json=body, headers=headers, timeout=120) as reply:
+    with httpx.stream("POST", first_url + path, json=body, headers=headers, timeout=300) as reply:
         request_id = reply.headers["x-penstock-request-id"]
         for block in blocks(reply):
             heard.append(block)
@@ -72,14 +72,14 @@ def test_a_gateway_that_dies_takes_no_event_along(agents: Served, path: str) -> 
                 wait_until(lambda: not is_running(pid), 30, "dead")
                 break
     events, last = f"{second_url}/v1/requests/{request_id}/events", heard[-1].split("\n")[0].removeprefix("id: ")
-    with httpx.stream("GET", events, headers={"last-event-id": last}, timeout=120) as reply:
+    with httpx.stream("GET", events, headers={"last-event-id": last}, timeout=300) as reply:
         heard += blocks(reply)
-    with httpx.stream("GET", events, timeout=120) as reply:
+    with httpx.stream("GET", events, timeout=300) as reply:
         assert summed(list(blocks(reply))) == summed(heard)
-    with httpx.stream("POST", second_url + path, json=body, headers=headers, timeout=120) as reply:
+    with httpx.stream("POST", second_url + path, json=body, headers=headers, timeout=300) as reply:
         assert summed(list(blocks(reply))) == summed(heard)
-    kept = httpx.get(f"{second_url}/v1/requests/{request_id}", timeout=120).json()
-    plain = httpx.post(second_url + path, json=body | {"stream": False}, headers=headers, timeout=120).json()
+    kept = httpx.get(f"{second_url}/v1/requests/{request_id}", timeout=300).json()
+    plain = httpx.post(second_url + path, json=body | {"stream": False}, headers=headers, timeout=300).json()
     assert kept["reply"] == plain
     told = [json.loads(each.rpartition("data: ")[2]) for each in heard]
     begun = told[0].get("response") or told[0]["message"]

@@ -16,14 +16,14 @@ from penstock.launcher.layout import BUNDLED_NAME
 def test_the_printed_command_streams_an_answer(bundled: Served) -> None:
     match = re.search(r"  (curl .*?'\n)", bundled.out, re.DOTALL)
     assert match
-    said = subprocess.run(["sh", "-c", match[1]], capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(["sh", "-c", match[1]], capture_output=True, text=True, timeout=300, check=True).stdout
     events = [line for line in said.splitlines() if line.startswith("data: ")]
     assert len(events) > 20
     assert events[-1] == "data: [DONE]"
 
 
 def test_a_question_gets_sentences_about_its_subject_that_end_by_themselves(bundled: Served) -> None:
-    with openai.OpenAI(base_url=f"{bundled.http_url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{bundled.http_url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         reply = client.chat.completions.create(
             model=BUNDLED_NAME,
             messages=[{"role": "user", "content": "Tell me a story about a fox."}],
@@ -57,7 +57,7 @@ def test_a_conversation_goes_on_and_greedy_answers_repeat(bundled: Served) -> No
 
 def test_a_story_without_some_words_or_of_some_tokens_only(bundled: Served) -> None:
     question = [{"role": "user", "content": "Tell me a story about a fox."}]
-    with openai.OpenAI(base_url=f"{bundled.http_url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{bundled.http_url}/v1", api_key="none", max_retries=0, timeout=300) as client:
 
         def story(**further: object) -> str:
             reply = client.chat.completions.create(

@@ -51,7 +51,7 @@ def test_openai_embeddings_are_those_of_transformers_and_nothing_is_generated(
     directory, module = model
     with Served(tmp_path, f"--model={directory}", "--device=cpu") as served:
         served.wait_ready()
-        with openai.OpenAI(base_url=f"{served.http_url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{served.http_url}/v1", api_key="none", timeout=300, max_retries=0) as client:
             name = client.models.list().data[0].id
             for told, text in zip(client.embeddings.create(model=name, input=TEXTS).data, TEXTS, strict=True):
                 np.testing.assert_allclose(told.embedding, wanted(directory, module, text), atol=1e-5)
@@ -88,7 +88,7 @@ def test_documents_are_ranked_as_transformers_scores_them(tmp_path: Path) -> Non
     with Served(tmp_path, f"--model={directory}", "--device=cpu") as served:
         served.wait_ready()
         body = {"query": "who?", "documents": TEXTS}
-        told = httpx.post(f"{served.http_url}/v1/rerank", json=body, timeout=60).json()["results"]
+        told = httpx.post(f"{served.http_url}/v1/rerank", json=body, timeout=300).json()["results"]
     assert [each["index"] for each in told] == sorted(range(len(TEXTS)), key=lambda at: -expected[at])
     for each in told:
         assert each["relevance_score"] == pytest.approx(expected[each["index"]], abs=1e-5)

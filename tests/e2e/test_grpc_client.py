@@ -136,7 +136,7 @@ def test_every_service_lists_itself_by_reflection(client: Client) -> None:
         with grpc.insecure_channel(session.address) as channel:
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             (reply,) = stub.ServerReflectionInfo(
-                iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=300
             )
         names |= {service.name for service in reply.list_services_response.service}
     services = {f"penstock.v1.{name}" for name in ("Inference", "Tokenizer", "Scheduler", "Worker", "Detokenizer")}

@@ -115,12 +115,12 @@ def test_what_is_not_done_is_refused(client: openai.OpenAI, more: dict[str, Any]
 def test_agents_apis_have_it_too(served: Served) -> None:
     url, plain = served.http_urls[0], {"name": "weather", "parameters": PLACE}
     body: dict[str, Any] = {"model": "simulated", "input": "how warm is it?", "tools": [{"type": "function", **plain}]}
-    output = httpx.post(f"{url}/v1/responses", json=body, timeout=120).json()["output"]
+    output = httpx.post(f"{url}/v1/responses", json=body, timeout=300).json()["output"]
     assert [each["type"] for each in output] == ["reasoning", "message", "function_call"]
     assert output[0]["content"][0]["text"] == THOUGHT
     body = {"model": "simulated", "messages": CHAT, "max_tokens": 2000}
     body["tools"] = [{"name": "weather", "input_schema": PLACE}]
-    message = httpx.post(f"{url}/v1/messages", json=body, timeout=120).json()
+    message = httpx.post(f"{url}/v1/messages", json=body, timeout=300).json()
     assert [each["type"] for each in message["content"]] == ["thinking", "text", "tool_use"]
     assert (message["content"][2]["input"], message["stop_reason"]) == ({"city": "Oslo", "days": 3}, "tool_use")
 
@@ -182,7 +182,7 @@ def test_turns_have_fields_of_their_own_over_grpc(served: Served) -> None:
         request=requests_pb2.GenerateRequest(messages=turns), chat=inference_pb2.ChatOutput(tools=[tool])
     )
     with grpc.insecure_channel(served.grpc_address) as channel:
-        events = list(inference_pb2_grpc.InferenceStub(channel).Generate(call, timeout=120))
+        events = list(inference_pb2_grpc.InferenceStub(channel).Generate(call, timeout=300))
     assert "".join(each.delta.chat.content for each in events) == "It is warm."
     assert "".join(each.delta.chat.reasoning for each in events) == "12 it is"
 
@@ -236,14 +236,14 @@ def test_a_stream_goes_on_through_another_gateway(served: Served) -> None:
     first_url, second_url = served.http_urls
     body = {"model": "simulated", "messages": CHAT, "tools": PLAIN, "stream": True}
     headers, pid = {"x-penstock-resumable": "true"}, served.pids()["gateway-0"]
-    with httpx.stream("POST", f"{first_url}/v1/chat/completions", json=body, headers=headers, timeout=120) as reply:
+    with httpx.stream("POST", f"{first_url}/v1/chat/completions", json=body, headers=headers, timeout=300) as reply:
         request_id = reply.headers["x-penstock-request-id"]
         heard = Heard().read(reply.iter_lines(), 60)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not is_running(pid), 30, "dead")
     assert 60 < len(heard.thought) < len(THOUGHT)
     url, given = f"{second_url}/v1/requests/{request_id}/events", {"last-event-id": heard.event_id}
-    with httpx.stream("GET", url, headers=given, timeout=120) as reply:
+    with httpx.stream("GET", url, headers=given, timeout=300) as reply:
         heard.read(reply.iter_lines())
     assert (heard.thought, heard.content, heard.finish) == (THOUGHT, "I look.", "tool_calls")
     assert json.loads(heard.arguments) == {"city": "Oslo", "days": 3}

@@ -13,7 +13,7 @@ CHAT = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def client(simulated: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{simulated.http_url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=f"{simulated.http_url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         yield client
 
 
@@ -123,7 +123,7 @@ def test_bad_json_and_an_oversized_body_are_refused(simulated: Served) -> None:
     headers = {"content-type": "application/json"}
     assert httpx.post(url, content=b"{", headers=headers).status_code == 400
     big = json.dumps({"prompt": "x" * (9 * 1024 * 1024)}).encode()
-    assert httpx.post(url, content=big, headers=headers, timeout=120).status_code == 413
+    assert httpx.post(url, content=big, headers=headers, timeout=300).status_code == 413
 
 
 def test_beams_come_best_first_and_a_stream_tells_the_same(client: openai.OpenAI) -> None:

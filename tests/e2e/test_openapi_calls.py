@@ -22,7 +22,7 @@ def test_every_answer_is_one_that_the_description_has(tmp_path: Path) -> None:
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=0", *SIMULATED)
     with Served(tmp_path, *flags) as served:
         url = served.wait_ready().http_url
-        known = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=120)
+        known = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=300)
         called = subprocess.run(
             [
                 *(str(python.with_name("st")), "--config-file", str(CLIENTS / "schemathesis.toml")),
@@ -36,6 +36,6 @@ def test_every_answer_is_one_that_the_description_has(tmp_path: Path) -> None:
             check=False,
         )
         assert called.returncode == 0, called.stdout[-8000:] + called.stderr[-2000:]
-        assert httpx.get(f"{url}/health", timeout=120).status_code == 200
+        assert httpx.get(f"{url}/health", timeout=300).status_code == 200
         assert served.err.count("gateway-0 started") == 1, served.err
         assert "Traceback" not in served.err, served.err

@@ -51,7 +51,7 @@ def test_a_server_short_of_memory_refuses_new_requests_and_finishes_the_others(
         served.wait_ready()
         body = {"prompt": [1, 2, 3], "max_tokens": 4}
         found: list[Generation] = []
-        with served.client() as client, httpx.Client(base_url=served.http_url, timeout=120) as http:
+        with served.client() as client, httpx.Client(base_url=served.http_url, timeout=300) as http:
             assert http.post("/v1/completions", json=body).status_code == 200
             running = [
                 threading.Thread(target=lambda number=number: found.append(client.complete([number, 2], LONG)))

@@ -47,10 +47,10 @@ def test_a_chat_streams_its_way_is_drawn_and_the_map_follows_the_blocks(served: 
 
 
 def test_the_page_is_open_and_the_picture_of_the_pool_is_the_operators(served: Served) -> None:
-    assert httpx.get(served.http_url, timeout=60).status_code == 200
+    assert httpx.get(served.http_url, timeout=300).status_code == 200
     url = f"{served.http_url}/v1/pipeline"
-    assert httpx.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=60).status_code == 401
-    told = httpx.get(url, headers={CONTROL_TOKEN_HEADER: control_token(served)}, timeout=60)
+    assert httpx.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=300).status_code == 401
+    told = httpx.get(url, headers={CONTROL_TOKEN_HEADER: control_token(served)}, timeout=300)
     assert told.json()["blocks"][0]["num_blocks"] == 2048
 
 
@@ -59,5 +59,5 @@ def test_a_gateway_may_have_no_page(checkpoint: Path, tmp_path: Path) -> None:
     with Served(tmp_path, *flags) as served:
         served.wait_ready()
         for path in ("/", "/page/page.js"):
-            assert httpx.get(served.http_url + path, timeout=60).status_code == 404
-        assert httpx.get(f"{served.http_url}/v1/pipeline", timeout=60).status_code == 200
+            assert httpx.get(served.http_url + path, timeout=300).status_code == 404
+        assert httpx.get(f"{served.http_url}/v1/pipeline", timeout=300).status_code == 200

@@ -37,7 +37,7 @@ def assert_told(told: list[dict[str, Any] | None], expected: list[dict[int, Logp
 
 
 def post(served: Served, path: str = "/v1/completions", **fields: Any) -> dict[str, Any]:
-    reply = httpx.post(f"{served.http_url}{path}", json=BODY | fields, timeout=60)
+    reply = httpx.post(f"{served.http_url}{path}", json=BODY | fields, timeout=300)
     assert reply.status_code == 200, reply.text
     body: dict[str, Any] = reply.json()
     return body
@@ -47,7 +47,7 @@ def test_over_http_they_are_those_of_the_llm(bundled: Served, expected: list[dic
     reply = post(bundled, prompt_logprobs=3, n=2)
     for choice in reply["choices"]:
         assert_told(choice["prompt_logprobs"], expected)
-    page = httpx.get(f"{bundled.http_url}/v1/requests/{reply['id']}", timeout=60).json()
+    page = httpx.get(f"{bundled.http_url}/v1/requests/{reply['id']}", timeout=300).json()
     assert page["reply"]["choices"] == reply["choices"]
 
 
@@ -63,7 +63,7 @@ def test_what_is_cached_changes_nothing_and_is_not_counted(
 
 def test_a_stream_has_them_in_its_first_chunk(bundled: Served, expected: list[dict[int, Logprob] | None]) -> None:
     body = BODY | {"prompt_logprobs": 3, "stream": True}
-    lines = httpx.post(f"{bundled.http_url}/v1/completions", json=body, timeout=60).text.splitlines()
+    lines = httpx.post(f"{bundled.http_url}/v1/completions", json=body, timeout=300).text.splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert_told(chunks[0]["choices"][0]["prompt_logprobs"], expected)
     assert not any(chunk["choices"][0].get("prompt_logprobs") for chunk in chunks[1:])
@@ -92,7 +92,7 @@ def test_chosen_tokens_stand_beside_the_sampled_one(bundled: Served) -> None:
     reply = post(bundled, "/v1/chat/completions", prompt=None, messages=messages, logprobs=True, **fields)
     for entry in reply["choices"][0]["logprobs"]["content"]:
         assert [each["token"] for each in entry["top_logprobs"]] == ["token_id:7", "token_id:305"]
-    refused = httpx.post(f"{bundled.http_url}/v1/completions", json=BODY | {"logprob_token_ids": [7]}, timeout=60)
+    refused = httpx.post(f"{bundled.http_url}/v1/completions", json=BODY | {"logprob_token_ids": [7]}, timeout=300)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
 
 

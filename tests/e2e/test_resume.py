@@ -105,7 +105,7 @@ class Heard:
 def listen(url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Heard:
     """A whole stream."""
     heard = Heard()
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as reply:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=300) as reply:
         heard.read(reply)
     return heard
 
@@ -121,7 +121,7 @@ def begin(url: str, body: dict[str, Any], headers: dict[str, str], kill: Callabl
         kill()  # while the stream is held: leaving `read` hangs up, and a gateway that sees it may cancel
         return True
 
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as reply:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=300) as reply:
         heard.read(reply, is_broken)
     assert not heard.finishes
     return heard
@@ -150,10 +150,10 @@ def test_an_event_stream_goes_on_through_the_other_gateway(
     undisturbed = listen(second_url, body)
     heard = begin(first_url, body, RESUMABLE, victim)
     url = f"{second_url}/v1/requests/{heard.request_id}/events"
-    with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=60) as reply:
+    with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=300) as reply:
         heard.read(reply)
     assert_same(heard, undisturbed)
-    found = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=120).json()
+    found = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=300).json()
     assert found["state"] == "ended"
     assert {each["index"]: each["text"] for each in found["reply"]["choices"]} == undisturbed.texts
     texts = dict.fromkeys(undisturbed.texts, "")
@@ -171,7 +171,7 @@ def test_a_request_that_did_not_ask_for_it_goes_on_too_if_its_client_is_quick(
     first_url, second_url = served.http_urls
     heard = begin(first_url, BODY, EVENT_IDS, victim)
     url = f"{second_url}/v1/requests/{heard.request_id}/events"
-    with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=60) as reply:
+    with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=300) as reply:
         heard.read(reply)
     assert_same(heard, listen(second_url, BODY))
 
@@ -191,12 +191,12 @@ def test_a_retried_post_with_its_key_is_the_same_request(
         texts = again.texts
     else:
         plain = {key: value for key, value in body.items() if not key.startswith("stream")}
-        reply = httpx.post(f"{second_url}/v1/completions", json=plain, headers=headers, timeout=60)
+        reply = httpx.post(f"{second_url}/v1/completions", json=plain, headers=headers, timeout=300)
         assert reply.headers["x-penstock-request-id"] == first.request_id
         texts = {each["index"]: each["text"] for each in reply.json()["choices"]}
         assert httpx.post(f"{second_url}/v1/completions", json=plain, headers=headers).json() == reply.json()
     assert all(texts[index].startswith(text) for index, text in first.texts.items())
-    other = httpx.post(f"{second_url}/v1/completions", json=body | {"prompt": "another"}, headers=headers, timeout=60)
+    other = httpx.post(f"{second_url}/v1/completions", json=body | {"prompt": "another"}, headers=headers, timeout=300)
     assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_conflict")
 
 
@@ -248,13 +248,13 @@ def test_many_clients_of_both_kinds_lose_nothing_with_their_gateway(served: Serv
         body, headers = BODY | {"prompt": [prompt, 7, 9]}, {"idempotency-key": f"many-{prompt}"}
         heard = Heard()
         try:
-            with httpx.stream("POST", f"{first_url}/v1/completions", json=body, headers=headers, timeout=60) as reply:
+            with httpx.stream("POST", f"{first_url}/v1/completions", json=body, headers=headers, timeout=300) as reply:
                 heard.read(reply)
         except httpx.TransportError:
             if not heard.last_event_id:
                 return listen(second_url, body, headers)
             url = f"{second_url}/v1/requests/{heard.request_id}/events"
-            with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=60) as reply:
+            with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=300) as reply:
                 heard.read(reply)
         return heard
 
@@ -285,7 +285,7 @@ def test_a_request_whose_client_stays_away_is_cancelled(
     heard = begin(first_url, BODY | {"max_tokens": ENDLESS_TOKENS}, RESUMABLE, victim if killed else lambda: None)
 
     def state() -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=120).json()
+        found: dict[str, Any] = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=300).json()
         return found
 
     assert state()["state"] == "running"

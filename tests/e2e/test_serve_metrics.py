@@ -38,7 +38,7 @@ def served(checkpoint: Path, port: int, tmp_path_factory: pytest.TempPathFactory
 def scrape(port: int, token: str, accept: str = "text/plain") -> str:
     headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
     asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
-    with urllib.request.urlopen(asked, timeout=60) as reply:
+    with urllib.request.urlopen(asked, timeout=300) as reply:
         text: str = reply.read().decode()
     return text
 
@@ -96,5 +96,5 @@ def test_a_port_that_is_taken_is_told_by_its_flag(checkpoint: Path, tmp_path: Pa
     with socket.create_server(("127.0.0.1", sixth)):
         flags = (f"--model={checkpoint}", f"--first-port={first}", *SIMULATED)
         with Served(tmp_path, *flags) as served:
-            assert served.process.wait(60) == 2
+            assert served.process.wait(300) == 2
         assert "choose another --first-port" in served.err

@@ -16,7 +16,7 @@ from served import SERVER, SIMULATED, Served, wait_until, write_checkpoint
 from contract.domain.errors import PenstockError
 from penstock.client import Client
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 NUM_TOKENS = 300
 PROMPT = [7, 8, 9]
 
@@ -72,7 +72,7 @@ def both(site: Site) -> None:
 
 
 def models(url: str) -> list[str]:
-    return [each["id"] for each in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]]
+    return [each["id"] for each in httpx.get(f"{url}/v1/models", timeout=300).json()["data"]]
 
 
 def body(model: str, **more: object) -> dict[str, object]:

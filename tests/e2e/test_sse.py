@@ -10,7 +10,7 @@ from served import Served, wait_until
 
 def test_events_are_lines_of_json_and_the_last_says_done(simulated: Served) -> None:
     body = {"model": "simulated", "prompt": "abc", "max_tokens": 5, "stream": True, "temperature": 0}
-    with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=120) as reply:
+    with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=300) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         events = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
@@ -33,7 +33,7 @@ def test_a_client_that_knows_nothing_but_data_reads_every_event(
 ) -> None:
     body = {"model": "simulated", "max_tokens": 20, "ignore_eos": True, "stream": True, **prompt}
     body |= {"stream_options": {"include_usage": True}}
-    with httpx.stream("POST", f"{simulated.http_url}{path}", json=body, timeout=60) as reply:
+    with httpx.stream("POST", f"{simulated.http_url}{path}", json=body, timeout=300) as reply:
         *chunks, last = naive_events(reply.iter_raw())
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
     assert last["usage"]["completion_tokens"] == 20
@@ -41,7 +41,7 @@ def test_a_client_that_knows_nothing_but_data_reads_every_event(
 
 def test_text_comes_token_by_token_and_not_at_the_end(simulated: Served) -> None:
     body = {"model": "simulated", "prompt": "abc", "max_tokens": 4000, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=120) as reply:
+    with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=300) as reply:
         lines = reply.iter_lines()
         first = next(line for line in lines if line.startswith("data: "))
         with simulated.client() as client:
@@ -52,7 +52,7 @@ def test_text_comes_token_by_token_and_not_at_the_end(simulated: Served) -> None
 
 def test_a_client_that_leaves_frees_what_its_request_held(simulated: Served) -> None:
     body = {"model": "simulated", "prompt": "abc", "max_tokens": 4000, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=120) as reply:
+    with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=300) as reply:
         next(reply.iter_lines())
 
     with simulated.client() as client:

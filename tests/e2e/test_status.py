@@ -11,7 +11,7 @@ from penstock.cli.status import is_complete
 
 def penstock(*argv: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock.cli", *argv]
-    return subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_status_shows_services_hops_and_figures(simulated: Served) -> None:

@@ -78,12 +78,12 @@ def test_a_stream_goes_on_through_another_gateway_with_all_that_was_asked_for(
     served: Served, kill: Callable[[], None]
 ) -> None:
     urls = served.http_urls
-    with httpx.stream("POST", f"{urls[0]}/v1/completions", json=BODY | TOLD, timeout=120) as reply:
+    with httpx.stream("POST", f"{urls[0]}/v1/completions", json=BODY | TOLD, timeout=300) as reply:
         request_id = reply.headers["x-penstock-request-id"]
         ids, told = zip(*choices(reply, most=3), strict=True)
     kill()
     events, back = f"{urls[1]}/v1/requests/{request_id}/events", {"last-event-id": ids[-1]}
-    with httpx.stream("GET", events, headers=back, timeout=120) as reply:
+    with httpx.stream("GET", events, headers=back, timeout=300) as reply:
         heard = [*told, *(choice for _, choice in choices(reply))]
     token_ids = [each["token_ids"] for each in heard]
     assert [token for ids in token_ids for token in ids] == expected(PROMPT_IDS, NUM_TOKENS)
@@ -92,12 +92,12 @@ def test_a_stream_goes_on_through_another_gateway_with_all_that_was_asked_for(
     check_groups(token_ids)
     text = "".join(each["text"] for each in heard)
     plain = httpx.post(
-        f"{urls[1]}/v1/completions", json=BODY | {"stream": False, "echo": True, "return_token_ids": True}, timeout=120
+        f"{urls[1]}/v1/completions", json=BODY | {"stream": False, "echo": True, "return_token_ids": True}, timeout=300
     ).json()["choices"][0]
     assert text == plain["text"]
     assert text.startswith(PROMPT)
     assert (plain["prompt_token_ids"], plain["token_ids"]) == (PROMPT_IDS, expected(PROMPT_IDS, NUM_TOKENS))
-    kept = httpx.get(f"{urls[1]}/v1/requests/{request_id}", timeout=120).json()["reply"]["choices"][0]
+    kept = httpx.get(f"{urls[1]}/v1/requests/{request_id}", timeout=300).json()["reply"]["choices"][0]
     assert (kept["text"], kept["prompt_token_ids"], kept["token_ids"]) == (
         text,
         PROMPT_IDS,
@@ -127,22 +127,22 @@ def test_a_grpc_call_goes_on_through_another_gateway_in_the_same_groups(
 
 def test_an_echo_of_tokens_is_their_text_and_one_of_several_prompts_their_own(served: Served) -> None:
     body = {"prompt": [PROMPT_IDS, [*PROMPT_IDS, *PROMPT_IDS]], "max_tokens": 2, "temperature": 0, "echo": True}
-    replies = httpx.post(f"{served.http_urls[1]}/v1/completions", json=body, timeout=120).json()["choices"]
+    replies = httpx.post(f"{served.http_urls[1]}/v1/completions", json=body, timeout=300).json()["choices"]
     assert [each["text"][: 4 * (1 + each["index"])] for each in replies] == [PROMPT, PROMPT + PROMPT]
 
 
 def test_a_chat_may_bring_its_template_where_it_is_trusted(served: Served, simulated: Served) -> None:
     url = f"{served.http_urls[1]}/v1/chat/completions"
     body = CHAT | {"max_tokens": 4, "return_token_ids": True, "temperature": 0}
-    ours = httpx.post(url, json=body | {"chat_template": CHAT_TEMPLATE}, timeout=120).json()
-    assert ours["prompt_token_ids"] == httpx.post(url, json=body, timeout=120).json()["prompt_token_ids"]
-    other = httpx.post(url, json=body | {"chat_template": "{{ messages[0].content }}!"}, timeout=120).json()
+    ours = httpx.post(url, json=body | {"chat_template": CHAT_TEMPLATE}, timeout=300).json()
+    assert ours["prompt_token_ids"] == httpx.post(url, json=body, timeout=300).json()["prompt_token_ids"]
+    other = httpx.post(url, json=body | {"chat_template": "{{ messages[0].content }}!"}, timeout=300).json()
     detokenized = httpx.post(
-        f"{served.http_urls[1]}/detokenize", json={"tokens": other["prompt_token_ids"]}, timeout=120
+        f"{served.http_urls[1]}/detokenize", json={"tokens": other["prompt_token_ids"]}, timeout=300
     )
     assert detokenized.json()["prompt"] == "hi!"
     refused = httpx.post(
-        f"{simulated.http_url}/v1/chat/completions", json=body | {"chat_template": CHAT_TEMPLATE}, timeout=120
+        f"{simulated.http_url}/v1/chat/completions", json=body | {"chat_template": CHAT_TEMPLATE}, timeout=300
     )
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "chat_template"
@@ -153,7 +153,7 @@ def test_a_prompt_is_cut_at_the_side_that_is_said(served: Served) -> None:
     body = BODY | {"stream": False, "max_tokens": 1, "truncate_prompt_tokens": 2, "return_token_ids": True}
     for side, kept in (("right", PROMPT_IDS[:2]), ("left", PROMPT_IDS[-2:])):
         reply = httpx.post(
-            f"{served.http_urls[1]}/v1/completions", json=body | {"truncation_side": side}, timeout=120
+            f"{served.http_urls[1]}/v1/completions", json=body | {"truncation_side": side}, timeout=300
         ).json()
         assert reply["choices"][0]["prompt_token_ids"] == kept
         assert reply["usage"]["prompt_tokens"] == 2

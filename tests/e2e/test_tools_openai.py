@@ -179,7 +179,7 @@ def test_a_chat_with_tools_is_rendered_as_it_is_answered(served: Served) -> None
 
 def test_a_template_without_tools_refuses_them(simulated: Served) -> None:
     body = {"model": "simulated", "messages": CHAT, "tools": TOOLS[:1]}
-    reply = httpx.post(f"{simulated.http_url}/v1/chat/completions", json=body, timeout=60)
+    reply = httpx.post(f"{simulated.http_url}/v1/chat/completions", json=body, timeout=300)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
 
 
@@ -243,11 +243,11 @@ def test_a_gateway_that_dies_takes_no_call_along(served: Served) -> None:
     body |= {"tool_choice": {"type": "function", "function": {"name": "count"}}}
     body |= {"stream_options": {"include_usage": True}}
     heard, undisturbed = Heard(), Heard()
-    with httpx.stream("POST", f"{second_url}/v1/chat/completions", json=body, timeout=120) as reply:
+    with httpx.stream("POST", f"{second_url}/v1/chat/completions", json=body, timeout=300) as reply:
         undisturbed.read(reply.iter_lines())
     pid = served.pids()["gateway-0"]
     headers = {"x-penstock-resumable": "true"}
-    with httpx.stream("POST", f"{first_url}/v1/chat/completions", json=body, headers=headers, timeout=120) as reply:
+    with httpx.stream("POST", f"{first_url}/v1/chat/completions", json=body, headers=headers, timeout=300) as reply:
         request_id = reply.headers["x-penstock-request-id"]
         heard.read(reply.iter_lines(), 60)
         os.kill(pid, signal.SIGKILL)
@@ -255,9 +255,9 @@ def test_a_gateway_that_dies_takes_no_call_along(served: Served) -> None:
     assert not heard.finish
     assert 60 < heard.num_chars < undisturbed.num_chars
     url, given = f"{second_url}/v1/requests/{request_id}/events", {"last-event-id": heard.last_event_id}
-    with httpx.stream("GET", url, headers=given, timeout=120) as reply:
+    with httpx.stream("GET", url, headers=given, timeout=300) as reply:
         heard.read(reply.iter_lines())
     assert [{**each, "id": ""} for each in heard.calls] == [{**each, "id": ""} for each in undisturbed.calls]
     assert (heard.finish, heard.usage["completion_tokens"]) == ("tool_calls", undisturbed.usage["completion_tokens"])
-    (stored,) = httpx.get(f"{second_url}/v1/requests/{request_id}", timeout=60).json()["reply"]["choices"]
+    (stored,) = httpx.get(f"{second_url}/v1/requests/{request_id}", timeout=300).json()["reply"]["choices"]
     assert stored["message"]["tool_calls"][0]["id"] == heard.calls[0]["id"]

@@ -32,7 +32,7 @@ def llm() -> LLM:
 
 def test_openai_embeddings_are_those_of_the_llm_as_numbers_and_as_base64(bundled: Served, llm: LLM) -> None:
     wanted = [each.outputs.embedding for each in llm.embed(TEXTS, use_tqdm=False)]
-    with openai.OpenAI(base_url=f"{bundled.http_url}/v1", api_key="none", timeout=120) as client:
+    with openai.OpenAI(base_url=f"{bundled.http_url}/v1", api_key="none", timeout=300) as client:
         model = client.models.list().data[0].id
         by_default = client.embeddings.create(model=model, input=TEXTS)  # asks for base64
         as_numbers = client.embeddings.create(model=model, input=TEXTS, encoding_format="float")
@@ -48,9 +48,9 @@ def test_openai_embeddings_are_those_of_the_llm_as_numbers_and_as_base64(bundled
 def test_rankings_and_scores_are_those_of_the_llm(bundled: Served, llm: LLM) -> None:
     wanted = [each.outputs.score for each in llm.score(TEXTS[0], TEXTS, use_tqdm=False)]
     body = {"text_1": TEXTS[0], "text_2": TEXTS}
-    told = httpx.post(f"{bundled.http_url}/score", json=body, timeout=60).json()["data"]
+    told = httpx.post(f"{bundled.http_url}/score", json=body, timeout=300).json()["data"]
     assert [each["score"] for each in told] == pytest.approx(wanted, abs=1e-4)
-    ranked = httpx.post(f"{bundled.http_url}/rerank", json={"query": TEXTS[0], "documents": TEXTS}, timeout=60).json()
+    ranked = httpx.post(f"{bundled.http_url}/rerank", json={"query": TEXTS[0], "documents": TEXTS}, timeout=300).json()
     assert [each["index"] for each in ranked["results"]] == sorted(range(3), key=lambda at: -wanted[at])
 
 
@@ -78,7 +78,7 @@ def embed(served: Served, number: int) -> list[float]:
     until_s = time.monotonic() + 120
     while True:
         try:
-            reply = httpx.post(f"{served.http_url}/v1/embeddings", json=body, headers=headers, timeout=120)
+            reply = httpx.post(f"{served.http_url}/v1/embeddings", json=body, headers=headers, timeout=300)
         except httpx.TransportError:
             reply = httpx.Response(503)
         if reply.status_code not in (429, 503):

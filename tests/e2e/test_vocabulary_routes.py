@@ -26,7 +26,7 @@ def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.http_url, timeout=120) as client:
+    with httpx.Client(base_url=served.http_url, timeout=300) as client:
         yield client
 
 

@@ -103,7 +103,7 @@ def headers(dice: random.Random) -> dict[str, bytes]:
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_every_route_answers_or_says_what_is_wrong(pipeline: FiredAt, method: str, path: str) -> None:
     dice = random.Random(f"{SEED} {method} {path}")
-    with httpx.Client(base_url=pipeline.url, timeout=120) as http:
+    with httpx.Client(base_url=pipeline.url, timeout=300) as http:
         for _ in range(ROUNDS):
             body = b""
             if method == "POST":
@@ -131,7 +131,7 @@ def test_bytes_that_are_no_http_break_one_connection(pipeline: FiredAt) -> None:
         + b'{"prompt": [1, 2]}   '
     )
     for _ in range(ROUNDS):
-        with socket.create_connection(("127.0.0.1", pipeline.gateway.http_port), timeout=120) as connection:
+        with socket.create_connection(("127.0.0.1", pipeline.gateway.http_port), timeout=300) as connection:
             connection.sendall(mutated(dice, request) if dice.random() < 0.8 else random_bytes(dice))
             connection.shutdown(socket.SHUT_WR)
             try:

@@ -50,7 +50,7 @@ def body_of(prompt: Sequence[int], params: SamplingParams, **more: Any) -> dict[
 
 
 def post(pipeline: Pipeline, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/completions", json=body, timeout=120)
+    return httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/completions", json=body, timeout=300)
 
 
 def test_outputs_come_best_first_and_are_those_of_a_search_alone(pipeline: Pipeline) -> None:

@@ -47,7 +47,7 @@ def wanted(directory: Path, first: str, second: str) -> float:
 
 
 def post(pipeline: Pipeline, path: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}{path}", json=body, timeout=120)
+    return httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}{path}", json=body, timeout=300)
 
 
 def test_scores_are_the_model_s_own(pipeline: Pipeline, directory: Path) -> None:

@@ -26,7 +26,7 @@ def test_a_call_that_says_nothing_generates_as_the_models_makers_wish(tmp_path: 
 
         def count(**fields: Any) -> int:
             url = f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/completions"
-            reply = httpx.post(url, json={"ignore_eos": True, **fields}, timeout=120).raise_for_status().json()
+            reply = httpx.post(url, json={"ignore_eos": True, **fields}, timeout=300).raise_for_status().json()
             found: int = reply["usage"]["completion_tokens"]
             return found
 

@@ -45,7 +45,7 @@ def wanted(token_ids: Sequence[int], pooling: Pooling = DEFAULT) -> F32:
 
 
 def post(pipeline: Pipeline, path: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}{path}", json=body, timeout=120)
+    return httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}{path}", json=body, timeout=300)
 
 
 def test_embeddings_of_many_inputs_are_computed_whole(pipeline: Pipeline) -> None:

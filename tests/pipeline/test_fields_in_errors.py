@@ -84,7 +84,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 def post(pipeline: Pipeline, path: str, body: dict[str, Any]) -> httpx.Response:
     url = f"http://127.0.0.1:{pipeline.gateway.http_port}{path}"
     headers = {"content-type": "application/json"}
-    return httpx.post(url, content=json.dumps(body), headers=headers, timeout=120)
+    return httpx.post(url, content=json.dumps(body), headers=headers, timeout=300)
 
 
 @pytest.mark.parametrize(("path", "body", "param"), CASES)
@@ -122,7 +122,7 @@ def test_an_event_stream_and_the_page_of_a_request_tell_the_same(pipeline: Pipel
     reply = post(pipeline, "/v1/responses", body)
     assert reply.json()["error"]["param"] == "max_output_tokens"
     request_id = reply.headers["x-penstock-request-id"]
-    page = httpx.get(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/requests/{request_id}", timeout=120).json()
+    page = httpx.get(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/requests/{request_id}", timeout=300).json()
     assert page["error"]["param"] == "max_output_tokens"
 
 

@@ -33,7 +33,7 @@ def address(pipeline: Pipeline) -> str:
 
 
 def post(pipeline: Pipeline, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    reply = httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}{path}", json=body, timeout=120)
+    reply = httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}{path}", json=body, timeout=300)
     assert reply.status_code == 200, reply.text
     told: dict[str, Any] = reply.json()
     return told
@@ -61,7 +61,7 @@ def test_a_ranking_is_that_of_http(pipeline: Pipeline) -> None:
 def test_a_call_with_a_key_is_one_request_and_its_page_is_that_of_http(pipeline: Pipeline) -> None:
     told = [pipeline.client.score(QUERY, TEXTS, idempotency_key="once") for _ in range(2)]
     assert told[0] == told[1]
-    page = httpx.get(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/requests/{told[0].request_id}", timeout=120)
+    page = httpx.get(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/requests/{told[0].request_id}", timeout=300)
     assert [each["score"] for each in page.json()["reply"]["data"]] == told[0].scores
     with pytest.raises(PenstockError) as other:
         pipeline.client.score("another", TEXTS, idempotency_key="once")
@@ -86,10 +86,10 @@ def test_generate_goes_on_with_what_was_rendered(pipeline: Pipeline) -> None:
     request.stopping.max_tokens = 12
     with grpc.insecure_channel(address(pipeline)) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        rendered = stub.Render(inference_pb2.RenderCall(request=request), timeout=120)
+        rendered = stub.Render(inference_pb2.RenderCall(request=request), timeout=300)
         assert not rendered.request.HasField("seed")
         texts = [
-            "".join(event.delta.text for event in stub.Generate(inference_pb2.GenerateCall(request=each), timeout=120))
+            "".join(event.delta.text for event in stub.Generate(inference_pb2.GenerateCall(request=each), timeout=300))
             for each in (request, rendered.request)
         ]
     assert texts[0] == texts[1] != ""
@@ -139,8 +139,8 @@ def test_what_is_wrong_is_named_in_the_words_of_the_call(pipeline: Pipeline) -> 
     with grpc.insecure_channel(address(pipeline)) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         with pytest.raises(grpc.RpcError) as wrong:
-            stub.Score(inference_pb2.ScoreCall(text_1=["a"], text_2=["b"], kind=9), timeout=120)
+            stub.Score(inference_pb2.ScoreCall(text_1=["a"], text_2=["b"], kind=9), timeout=300)
         assert "pooling_type" not in wrong.value.details()
         with pytest.raises(grpc.RpcError) as no_chat:
-            stub.Render(inference_pb2.RenderCall(request=requests_pb2.GenerateRequest(text="a")), timeout=120)
+            stub.Render(inference_pb2.RenderCall(request=requests_pb2.GenerateRequest(text="a")), timeout=300)
     assert "messages" in no_chat.value.details()

@@ -23,7 +23,7 @@ def test_tokens_that_were_granted_and_not_used_are_given_back(checkpoint: Path, 
         def ask(key: str, **fields: object) -> httpx.Response:
             url = f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/completions"
             body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **fields}
-            return httpx.post(url, json=body, headers={"authorization": f"Bearer {key}"}, timeout=120)
+            return httpx.post(url, json=body, headers={"authorization": f"Bearer {key}"}, timeout=300)
 
         told = ask("free", logprobs=0, return_tokens_as_token_ids=True).raise_for_status().json()
         first = int(told["choices"][0]["logprobs"]["tokens"][0].removeprefix("token_id:"))

@@ -20,7 +20,7 @@ def asking(pipeline: Pipeline) -> Callable[..., int]:
     def ask(tenant: str, **fields: Any) -> int:
         body = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, **fields}
         url = f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/completions"
-        reply = httpx.post(url, json=body, headers={"x-penstock-tenant": tenant}, timeout=60).raise_for_status().json()
+        reply = httpx.post(url, json=body, headers={"x-penstock-tenant": tenant}, timeout=300).raise_for_status().json()
         found: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found
 

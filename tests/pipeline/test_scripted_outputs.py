@@ -35,7 +35,7 @@ def ask(pipeline: Pipeline, *messages: dict[str, Any] | str, **fields: Any) -> d
     told = [{"role": "user", "content": each} if isinstance(each, str) else each for each in messages]
     body = {"messages": told, "tools": TOOLS, **fields}
     url = f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/chat/completions"
-    reply = httpx.post(url, json=body, timeout=120)
+    reply = httpx.post(url, json=body, timeout=300)
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found

@@ -39,7 +39,7 @@ def wanted(token_ids: Sequence[int], pooling: Pooling = DEFAULT) -> F32:
 
 
 def post(pipeline: Pipeline, path: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}{path}", json=body, timeout=120)
+    return httpx.post(f"http://127.0.0.1:{pipeline.gateway.http_port}{path}", json=body, timeout=300)
 
 
 def test_embeddings_of_several_inputs_come_in_their_order(pipeline: Pipeline) -> None:
@@ -105,7 +105,7 @@ def test_clients_over_grpc_get_vectors_beside_answers(pipeline: Pipeline) -> Non
 def test_the_same_key_is_the_same_request_and_its_reply_can_be_asked_for(pipeline: Pipeline) -> None:
     url = f"http://127.0.0.1:{pipeline.gateway.http_port}"
     first, second = (
-        httpx.post(f"{url}/v1/embeddings", json={"input": "abc"}, headers={"Idempotency-Key": "k"}, timeout=120)
+        httpx.post(f"{url}/v1/embeddings", json={"input": "abc"}, headers={"Idempotency-Key": "k"}, timeout=300)
         for _ in range(2)
     )
     assert first.json() == second.json()
@@ -117,7 +117,7 @@ def test_the_same_key_is_the_same_request_and_its_reply_can_be_asked_for(pipelin
         f"{url}/v1/embeddings",
         json={"input": "abc", "pooling_type": "mean"},
         headers={"Idempotency-Key": "k"},
-        timeout=120,
+        timeout=300,
     )
     assert other.status_code == 409
 

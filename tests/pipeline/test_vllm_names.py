@@ -19,8 +19,8 @@ BODY = {"prompt": [1, 2, 3], "max_tokens": 200, "temperature": 0, "ignore_eos": 
 
 def samples(pipeline: Pipeline) -> dict[str, tuple[dict[str, str], float]]:
     url = f"http://127.0.0.1:{pipeline.gateway.http_port}/metrics"
-    plain = httpx.get(url, timeout=60).text
-    page = httpx.get(url, timeout=60, headers={"accept": "application/openmetrics-text; version=1.0.0"}).text
+    plain = httpx.get(url, timeout=300).text
+    page = httpx.get(url, timeout=300, headers={"accept": "application/openmetrics-text; version=1.0.0"}).text
     families = list(read_openmetrics(page))
     assert "vllm_" not in page + plain, "escaped"
     names = {family.name for family in text_string_to_metric_families(plain) if family.name.startswith("vllm:")}

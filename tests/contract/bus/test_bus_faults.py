@@ -44,7 +44,7 @@ class Background:
         self._thread.start()
 
     def join(self) -> None:
-        self._thread.join(60)
+        self._thread.join(300)
         assert not self._thread.is_alive()
         if self.error is not None:
             raise self.error

@@ -76,7 +76,7 @@ def process(service: str, *flags: str) -> Iterator[None]:
     try:
         yield
         started.send_signal(signal.SIGTERM)
-        assert started.wait(20) == 0
+        assert started.wait(300) == 0
     finally:
         started.kill()
         started.wait()

@@ -111,7 +111,7 @@ def address(gateway: Gateway) -> Iterator[str]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    yield f"127.0.0.1:{started.result(20)}"
+    yield f"127.0.0.1:{started.result(300)}"
     loop.call_soon_threadsafe(end.set)
     thread.join()
     loop.close()
@@ -206,7 +206,7 @@ def test_a_request_travels_whole(client: Client, gateway: Gateway) -> None:
         stop_token_ids=[4], ignore_eos=True, logprobs=2, skip_special_tokens=False, include_stop_str_in_output=True,
     )  # fmt: skip
     client.complete([1, 2, 3], params, model="m", priority=-3)
-    request = gateway.asked.result(10).request
+    request = gateway.asked.result(300).request
     assert (request.model, request.priority, request.seed, request.n) == ("m", -3, 2**64 - 1, 1)
     assert request.token_ids.ids == u32(1, 2, 3)
     sampling, stopping, text = request.sampling, request.stopping, request.text_options
@@ -222,12 +222,12 @@ def test_a_request_travels_whole(client: Client, gateway: Gateway) -> None:
 
 def test_without_a_seed_the_gateway_draws_one(client: Client, gateway: Gateway) -> None:
     client.complete("hi")
-    assert not gateway.asked.result(10).request.HasField("seed")
+    assert not gateway.asked.result(300).request.HasField("seed")
 
 
 def test_a_chat_keeps_the_other_keys_of_its_messages(client: Client, gateway: Gateway) -> None:
     client.complete(messages=[{"role": "user", "content": "hi", "name": "Ann"}, Message("assistant", "yes")])
-    first, second = gateway.asked.result(10).request.messages.messages
+    first, second = gateway.asked.result(300).request.messages.messages
     assert (first.role, first.content, first.extra_json) == ("user", "hi", '{"name":"Ann"}')
     assert (second.role, second.content, second.extra_json) == ("assistant", "yes", "")
 
@@ -263,7 +263,7 @@ def test_closing_the_iterator_cancels_the_call(client: Client, gateway: Gateway)
     events = client.generate("hi")
     next(events)
     events.close()
-    assert gateway.cancelled.wait(20)
+    assert gateway.cancelled.wait(300)
 
 
 def test_a_timeout_is_the_calls_deadline_and_a_typed_error(client: Client, gateway: Gateway) -> None:

@@ -190,7 +190,7 @@ def serve() -> Iterator[Callable[[Gateway], str]]:
         thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
         thread.start()
         ends.append(stop)
-        return f"127.0.0.1:{started.result(20)}"
+        return f"127.0.0.1:{started.result(300)}"
 
     yield start
     for stop in ends:

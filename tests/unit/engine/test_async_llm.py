@@ -12,7 +12,7 @@ from simulated_engines import make_vocabulary
 from contract.domain.errors import ErrorCode, PenstockError
 from penstock import LLM, AsyncLLM, PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
 

@@ -79,7 +79,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 @pytest.fixture
 def http(gateway: RunningGateway) -> Iterator[httpx.Client]:
     headers = {"content-type": "application/json"}
-    with httpx.Client(base_url=gateway.url, timeout=120, headers=headers) as client:
+    with httpx.Client(base_url=gateway.url, timeout=300, headers=headers) as client:
         yield client
 
 

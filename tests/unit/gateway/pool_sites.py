@@ -91,12 +91,12 @@ class Site:
 
 
 def served(gateway: RunningGateway) -> list[str]:
-    return [each["id"] for each in httpx.get(f"{gateway.url}/v1/models", timeout=120).json()["data"]]
+    return [each["id"] for each in httpx.get(f"{gateway.url}/v1/models", timeout=300).json()["data"]]
 
 
 def ask(gateway: RunningGateway, model: str, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
     body = {"model": model, "prompt": "x", **fields}
-    return httpx.post(f"{gateway.url}/v1/completions", json=body, headers=headers, timeout=120)
+    return httpx.post(f"{gateway.url}/v1/completions", json=body, headers=headers, timeout=300)
 
 
 def text_of(reply: httpx.Response) -> str:
@@ -134,7 +134,7 @@ class Listener:
 
 def told(gateway: RunningGateway, name: str) -> dict[tuple[str, ...], float]:
     """The values of a metric by those of its labels, which are in the order of their names."""
-    page = httpx.get(f"{gateway.url}/metrics", timeout=120).text
+    page = httpx.get(f"{gateway.url}/metrics", timeout=300).text
     return {
         tuple(value for _, value in sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(page)

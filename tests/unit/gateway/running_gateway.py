@@ -47,7 +47,7 @@ class RunningGateway:
 
     def post(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> socket.socket:
         """A client that has asked for a completion and reads nothing by itself."""
-        client = socket.create_connection(("127.0.0.1", self.service.http_port), timeout=120)
+        client = socket.create_connection(("127.0.0.1", self.service.http_port), timeout=300)
         content = json.dumps(body).encode()
         lines = [f"{name}: {value}\r\n" for name, value in (headers or {}).items()]
         lines += ["content-type: application/json\r\n", f"content-length: {len(content)}\r\n"]
@@ -82,12 +82,12 @@ class RunningGateway:
 
         self.thread = threading.Thread(target=body, daemon=True)
         self.thread.start()
-        assert started.wait(20)
+        assert started.wait(300)
 
     def close(self) -> None:
         self.stop.end()
         assert self.thread is not None
-        self.thread.join(20)
+        self.thread.join(300)
         assert not self.thread.is_alive()
         if self.failure is not None:
             raise self.failure

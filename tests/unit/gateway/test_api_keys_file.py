@@ -201,7 +201,7 @@ def test_the_keys_of_a_file_that_is_gone_stay_valid_for_a_while(keys_file: Path)
 
 
 def test_a_running_gateway_lets_nobody_in_when_its_file_was_emptied(gateway: RunningGateway, keys_file: Path) -> None:
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         assert http.get("/v1/models", headers=bearer(KEY)).status_code == 200
         keys_file.write_text("")
         eventually(lambda: http.get("/v1/models", headers=bearer(KEY)).status_code == 401)
@@ -210,7 +210,7 @@ def test_a_running_gateway_lets_nobody_in_when_its_file_was_emptied(gateway: Run
 def test_a_gateway_starts_with_a_file_that_means_nobody(launch: Launch, keys_file: Path) -> None:
     keys_file.write_text("")
     gateway = launch(api_keys_file=keys_file)
-    assert httpx.get(f"{gateway.url}/v1/models", headers=bearer(KEY), timeout=120).status_code == 401
+    assert httpx.get(f"{gateway.url}/v1/models", headers=bearer(KEY), timeout=300).status_code == 401
 
 
 @pytest.mark.parametrize("content", [None, "nonsense"])
@@ -224,7 +224,7 @@ def test_a_gateway_does_not_start_without_usable_keys(keys_file: Path, content: 
 
 
 def test_a_running_gateway_takes_new_keys_and_survives_a_broken_file(gateway: RunningGateway, keys_file: Path) -> None:
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
 
         def status(key: str) -> int:
             return http.get("/v1/models", headers=bearer(key)).status_code

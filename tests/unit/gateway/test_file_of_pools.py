@@ -29,12 +29,12 @@ def test_a_pool_is_joined_and_left_while_the_gateway_runs(gateway: RunningGatewa
     assert text_of(ask(gateway, "")) == "three", "the first is the first of the file"
     assert ask(gateway, "blue").status_code == 404
     assert gateways_of(site, "two") == 1, "its stream goes on"
-    assert httpx.get(f"{gateway.url}/v1/requests/two-{request.request_id.hex()}", timeout=60).status_code == 200
+    assert httpx.get(f"{gateway.url}/v1/requests/two-{request.request_id.hex()}", timeout=300).status_code == 200
     request.send(request.row("b", finish=1))
     assert listener.end() == "ab"
     eventually(lambda: gateways_of(site, "two") == 0, LIMIT_S)
     eventually(lambda: up(gateway) == {"three": 1.0, "one": 1.0}, LIMIT_S)
-    assert httpx.get(f"{gateway.url}/v1/requests/two-{request.request_id.hex()}", timeout=60).status_code == 404
+    assert httpx.get(f"{gateway.url}/v1/requests/two-{request.request_id.hex()}", timeout=300).status_code == 404
     site.pipelines["two"].script = lambda request: request.say("back")
     site.write()
     site.wait_for(gateway, "red", "blue", "green")

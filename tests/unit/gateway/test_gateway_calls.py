@@ -27,13 +27,13 @@ def say(request: Incoming, rows: tuple[tuple[str, list[int]], ...] = ROWS) -> No
 
 
 def post(gateway: RunningGateway, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{gateway.url}/v1/chat/completions", json=ASKED | fields, timeout=20)
+    return httpx.post(f"{gateway.url}/v1/chat/completions", json=ASKED | fields, timeout=300)
 
 
 def heard(gateway: RunningGateway, **fields: Any) -> tuple[str, list[str]]:
     """The id of a streamed call, and its lines."""
     body = ASKED | {"stream": True, "stream_options": {"include_usage": True}} | fields
-    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=IDS, timeout=20) as reply:
+    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=IDS, timeout=300) as reply:
         assert reply.status_code == 200, reply.read()
         return reply.headers["x-penstock-request-id"], list(reply.iter_lines())
 
@@ -101,7 +101,7 @@ def test_a_stream_goes_on_after_any_of_its_events(
             continue
         told, ids, _ = put_together(lines[: end + 1])
         headers = {"last-event-id": ids[-1]} if ids[-1] else {}
-        again = httpx.get(f"{other.url}/v1/requests/{request_id}/events", headers=headers, timeout=10)
+        again = httpx.get(f"{other.url}/v1/requests/{request_id}/events", headers=headers, timeout=300)
         assert again.status_code == 200
         told, _, usage_again = put_together(again.text.splitlines(), told if ids[-1] else Choice())
         assert told == whole
@@ -114,7 +114,7 @@ def test_a_stream_that_goes_on_is_read_from_its_start(launch: Launch) -> None:
     gateway.pipeline.script = lambda request: [request.send(request.row(*row)) for row in ROWS[:9]] and None
     body = ASKED | {"stream": True, "resumable": True}
     lines: list[str] = []
-    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=20) as reply:
+    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=300) as reply:
         request_id = reply.headers["x-penstock-request-id"]
         for line in reply.iter_lines():
             lines.append(line)
@@ -130,7 +130,7 @@ def test_a_stream_that_goes_on_is_read_from_its_start(launch: Launch) -> None:
 
     request.afterwards.append(rest)
     headers = {"last-event-id": ids[-1]}
-    again = httpx.get(f"{other.url}/v1/requests/{request_id}/events", headers=headers, timeout=20)
+    again = httpx.get(f"{other.url}/v1/requests/{request_id}/events", headers=headers, timeout=300)
     told, _, _ = put_together(again.text.splitlines(), told)
     assert (told.reasoning, told.content, told.finish) == ("let me see", "I look.", "length")
     assert [each["arguments"] for each in told.calls] == ['{"at": "a <b>"}', "{}"]
@@ -150,7 +150,7 @@ def test_samples_go_on_each_where_it_was(launch: Launch) -> None:
     gateway.pipeline.script = script
     body = ASKED | {"stream": True, "resumable": True, "n": 2, "stream_options": {"include_usage": True}}
     lines: list[str] = []
-    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=20) as reply:
+    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=300) as reply:
         request_id = reply.headers["x-penstock-request-id"]
         for line in reply.iter_lines():
             lines.append(line)
@@ -166,7 +166,7 @@ def test_samples_go_on_each_where_it_was(launch: Launch) -> None:
     request.afterwards.append(rest)
     ids = [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
     headers = {"last-event-id": ids[-1]}
-    again = httpx.get(f"{other.url}/v1/requests/{request_id}/events", headers=headers, timeout=10).text.splitlines()
+    again = httpx.get(f"{other.url}/v1/requests/{request_id}/events", headers=headers, timeout=300).text.splitlines()
     choices, usage = [Choice(), Choice()], {}
     for line in (*lines, *again):
         if line.startswith("data: {"):
@@ -193,7 +193,7 @@ def test_an_id_of_another_history_ends_a_stream(launch: Launch) -> None:
     one.spoken = two.spoken  # as if the server had lost what the client has
     gateway.pipeline.follows = True
     headers = {"last-event-id": ids[4]}
-    again = httpx.get(f"{gateway.url}/v1/requests/{first}/events", headers=headers, timeout=10)
+    again = httpx.get(f"{gateway.url}/v1/requests/{first}/events", headers=headers, timeout=300)
     assert "stream_diverged" in again.text
 
 

@@ -36,7 +36,7 @@ def text_of(body: bytes) -> str:
 
 
 def post(gateway: RunningGateway, **fields: Any) -> bytes:
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         return http.post("/v1/completions", json={**BODY, **fields}).raise_for_status().content
 
 
@@ -138,7 +138,7 @@ def test_a_reply_that_cannot_be_written_takes_no_other_with_it(
 
     monkeypatch.setattr(SseFormat, "chunk", broken)
     gateway.pipeline.script = lambda request: request.say("unlucky")
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         reply = http.post("/v1/completions", json=BODY)
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal")
     gateway.pipeline.script = lambda request: request.say("lucky")
@@ -197,7 +197,7 @@ def test_a_client_that_got_everything_cancels_nothing(gateway: RunningGateway) -
 
 def test_the_timeout_header_ends_a_request(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: None
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         reply = http.post("/v1/completions", json=BODY, headers={"x-request-timeout-s": "0.2"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
     (request,) = gateway.pipeline.wait_for()
@@ -276,7 +276,7 @@ def test_a_server_that_is_gone_is_told_and_streams_wait(launch: Callable[..., Ru
     gateway = launch(outage_patience_s=0.0)
     gateway.pipeline.script = lambda request: request.send(request.row("a"))
     with (
-        httpx.Client(base_url=gateway.url, timeout=120) as http,
+        httpx.Client(base_url=gateway.url, timeout=300) as http,
         http.stream("POST", "/v1/completions", json=BODY) as stream,
     ):
         gateway.bus.stop()

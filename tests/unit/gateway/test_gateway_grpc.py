@@ -166,7 +166,7 @@ def test_a_request_is_cancelled_by_its_id(gateway: RunningGateway, stub: Stub) -
     assert stub.Cancel(inference_pb2.CancelCall(request_id=request.request_id.hex())).known
     assert not stub.Cancel(inference_pb2.CancelCall(request_id="00" * 16)).known
     request.send(request.row("", [], finish=3))
-    thread.join(10)
+    thread.join(300)
     assert failures[0].code() is grpc.StatusCode.CANCELLED
     with pytest.raises(grpc.RpcError, match="32 hexadecimal digits"):
         stub.Cancel(inference_pb2.CancelCall(request_id="x"))

@@ -23,7 +23,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def client(gateway: RunningGateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0, timeout=300) as client:
         yield client
 
 
@@ -91,7 +91,7 @@ def test_continuous_usage_is_that_of_each_choice_so_far(gateway: RunningGateway,
     path, body = asked[form]
     options = {"include_usage": True, "continuous_usage_stats": True}
     body |= {"model": "tiny", "n": 2, "stream": True, "stream_options": options}
-    with httpx.stream("POST", f"{gateway.url}/v1/{path}", json=body, timeout=60) as reply:
+    with httpx.stream("POST", f"{gateway.url}/v1/{path}", json=body, timeout=300) as reply:
         *chunks, last = naive_events(reply.iter_raw())
     told: dict[int, list[int]] = {0: [], 1: []}
     for chunk in chunks:
@@ -119,7 +119,7 @@ def test_usage_is_told_where_vllm_tells_it(
     gateway: RunningGateway, options: dict[str, bool | None], in_chunks: bool, at_end: bool
 ) -> None:
     body = {"model": "tiny", "prompt": "x", "stream": True, "stream_options": options}
-    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=60) as reply:
+    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=300) as reply:
         chunks = naive_events(reply.iter_raw())
     assert [bool(chunk.get("usage")) for chunk in chunks if chunk["choices"]] == [in_chunks] * 2
     assert bool(chunks[-1].get("usage")) == at_end

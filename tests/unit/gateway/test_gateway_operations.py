@@ -118,7 +118,7 @@ def test_a_request_is_cancelled_by_its_id(gateway: RunningGateway, http: httpx.C
     assert http.delete("/v1/requests/cmpl-" + "0" * 32).status_code == 404
     assert http.delete("/v1/requests/nonsense").status_code == 400
     first.send(first.row("", [], finish=3))
-    client.join(10)
+    client.join(300)
     assert not client.is_alive()
 
 
@@ -161,7 +161,7 @@ def test_without_a_worker_the_gateway_is_not_ready_and_says_why() -> None:
 def test_draining_refuses_new_requests_and_finishes_the_old_ones(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.send(request.row("first"))
     with (
-        httpx.Client(base_url=gateway.url, timeout=120) as http,
+        httpx.Client(base_url=gateway.url, timeout=300) as http,
         http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply_stream,
     ):
         gateway.stop.drain()
@@ -173,7 +173,7 @@ def test_draining_refuses_new_requests_and_finishes_the_old_ones(gateway: Runnin
         gateway.pipeline.wait_for()[0].say(" last")
         assert reply_stream.read().endswith(b"data: [DONE]\n\n")
     assert gateway.thread is not None
-    gateway.thread.join(10)
+    gateway.thread.join(300)
     assert not gateway.thread.is_alive()
     sessions = gateway.pipeline.call(ListSessions())
     assert [each.name for each in sessions if each.alive and each.sid != gateway.pipeline.tokenizer] == ["script"]
@@ -212,7 +212,7 @@ def is_refused(url: str) -> bool:
 def test_connections_without_a_call_are_closed_when_draining_begins(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.send(request.row("first"))
     with (
-        httpx.Client(base_url=gateway.url, timeout=120) as http,
+        httpx.Client(base_url=gateway.url, timeout=300) as http,
         socket.create_connection(("127.0.0.1", gateway.service.http_port), 20) as idle,
         http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply,
     ):
@@ -228,7 +228,7 @@ def test_connections_without_a_call_are_closed_when_draining_begins(gateway: Run
 def test_streams_that_outlive_the_drain_end_with_an_error(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.send(request.row("first"))
     with (
-        httpx.Client(base_url=gateway.url, timeout=120) as http,
+        httpx.Client(base_url=gateway.url, timeout=300) as http,
         http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply,
     ):
         gateway.stop.end()
@@ -269,7 +269,7 @@ def test_a_client_that_never_reads_does_not_hold_up_the_end(gateway: RunningGate
     began_s = time.monotonic()
     gateway.stop.end()
     assert gateway.thread is not None
-    gateway.thread.join(20)
+    gateway.thread.join(300)
     assert time.monotonic() - began_s < 4.5  # lifecycle gives up after 5
     client.close()
 

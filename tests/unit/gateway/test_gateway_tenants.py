@@ -27,7 +27,7 @@ def of(tenant: str) -> dict[str, str]:
 
 
 def post(gateway: RunningGateway, *, headers: Any = None, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{gateway.url}/v1/completions", json=BODY | fields, headers=headers, timeout=120)
+    return httpx.post(f"{gateway.url}/v1/completions", json=BODY | fields, headers=headers, timeout=300)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_what_may_wait_is_bounded_for_each(gateway: RunningGateway) -> None:
     assert (refused.status_code, refused.json()["error"]["message"][:18]) == (429, "1 requests of your")
     assert post(gateway, headers=of("two")).status_code == 200
     gateway.pipeline.wait_for()[0].say("a")
-    waiting.join(20)
+    waiting.join(300)
 
 
 def test_names_made_up_by_the_thousand_do_not_grow_anything(gateway: RunningGateway) -> None:
@@ -137,7 +137,7 @@ def test_names_made_up_by_the_thousand_do_not_grow_anything(gateway: RunningGate
     for request in served:
         request.say("a")
     for thread in threads:
-        thread.join(20)
+        thread.join(300)
     eventually(lambda: gateway.service.stats.num_streams == 0)
     gateway.pipeline.script = lambda request: request.say("a")
     assert [post(gateway, headers=of(f"t{number}")).status_code for number in range(20)] == [200] * 20

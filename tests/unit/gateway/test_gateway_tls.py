@@ -43,7 +43,7 @@ def test_calls_are_encrypted_and_new_certificates_count_for_new_connections(
         shown = client.issue_cert("client.example.org") if client else None
         try:
             return httpx.post(
-                f"{url}/v1/completions", json=BODY, verify=context(server, shown), timeout=60, trust_env=False
+                f"{url}/v1/completions", json=BODY, verify=context(server, shown), timeout=300, trust_env=False
             ).status_code
         except httpx.TransportError:
             return None
@@ -51,8 +51,8 @@ def test_calls_are_encrypted_and_new_certificates_count_for_new_connections(
     assert [status(one, client) for client in (other, one, None)] == [200, None, None]
     assert status(other, other) is None
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://127.0.0.1:{gateway.service.http_port}/version", timeout=60, trust_env=False)
-    with httpx.Client(verify=context(one, other.issue_cert("c.example.org")), timeout=60, trust_env=False) as kept:
+        httpx.get(f"http://127.0.0.1:{gateway.service.http_port}/version", timeout=300, trust_env=False)
+    with httpx.Client(verify=context(one, other.issue_cert("c.example.org")), timeout=300, trust_env=False) as kept:
         assert kept.get(f"{url}/version").status_code == 200
         write(other, one)
         assert [status(other, client) for client in (one, other, None)] == [200, None, None]

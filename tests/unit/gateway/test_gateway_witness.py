@@ -43,7 +43,7 @@ def packed(*token_ids: int) -> bytes:
 
 
 def post(gateway: RunningGateway, **fields: Any) -> list[dict[str, Any]]:
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         body = http.post("/v1/completions", json={**BODY, **fields}).raise_for_status().content
     chunks = [chunk.rpartition(b"data: ")[2] for chunk in body.split(b"\n\n") if chunk]
     return [json.loads(chunk) for chunk in chunks if chunk != b"[DONE]"]
@@ -179,7 +179,7 @@ def test_a_request_that_has_just_ended_ends_again_as_it_had(gateway: RunningGate
 def test_a_cancel_that_was_just_sent_is_sent_again(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.send(request.row("a"))
     with (
-        httpx.Client(base_url=gateway.url, timeout=120) as http,
+        httpx.Client(base_url=gateway.url, timeout=300) as http,
         http.stream("POST", "/v1/completions", json=BODY) as stream,
     ):
         next(stream.iter_raw())
@@ -233,7 +233,7 @@ def test_a_continuation_of_another_history_is_an_error_and_cancelled(gateway: Ru
 def test_patience_ends_with_a_503(launch: Callable[..., RunningGateway]) -> None:
     gateway = launch(outage_patience_s=0.1)
     gateway.bus.stop()
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         reply = http.post("/v1/completions", json=BODY)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
     gateway.bus.start()

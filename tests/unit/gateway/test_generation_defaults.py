@@ -56,7 +56,7 @@ def told(launch: Callable[..., RunningGateway]) -> Told:
 
 
 def post(gateway: RunningGateway, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
-    return httpx.post(f"{gateway.url}/v1/{path}", json=body, headers=headers, timeout=120)
+    return httpx.post(f"{gateway.url}/v1/{path}", json=body, headers=headers, timeout=300)
 
 
 def params_of(body: requests_pb2.GenerateRequest) -> SamplingParams:
@@ -161,10 +161,10 @@ def test_the_python_client_gives_all_or_some_or_none(told: Told) -> None:
 
 def test_what_holds_is_told_with_the_models(told: Told) -> None:
     gateway = told(DEFAULTS)
-    (model,) = httpx.get(f"{gateway.url}/v1/models", timeout=120).json()["data"]
+    (model,) = httpx.get(f"{gateway.url}/v1/models", timeout=300).json()["data"]
     stated = {**DEFAULTS.stated, "suppress_tokens": [5, 7]}
     assert model["generation_defaults"] == stated
-    assert httpx.get(f"{gateway.url}/v1/models/tiny", timeout=120).json() == model
+    assert httpx.get(f"{gateway.url}/v1/models/tiny", timeout=300).json() == model
 
 
 def test_until_a_tokenizer_has_told_them_a_gateway_is_not_ready_and_says_why() -> None:
@@ -211,13 +211,13 @@ def test_who_told_a_request_again_tells_it_as_it_was_though_defaults_have_change
     store = gateway.bus.server.store
     changed = None
     with httpx.stream(
-        "POST", f"{gateway.url}/v1/completions", json=BODY | {"stream": True}, headers=KEY, timeout=120
+        "POST", f"{gateway.url}/v1/completions", json=BODY | {"stream": True}, headers=KEY, timeout=300
     ) as heard:
         assert heard.status_code == 200
         (request,) = gateway.pipeline.wait_for()
         changed = told(OTHERS)
         with httpx.stream(
-            "POST", f"{changed.url}/v1/completions", json=BODY | {"stream": True}, headers=KEY, timeout=120
+            "POST", f"{changed.url}/v1/completions", json=BODY | {"stream": True}, headers=KEY, timeout=300
         ) as again:
             lines = again.iter_lines()
             assert any('"text":"a"' in line for line in lines)

@@ -29,7 +29,7 @@ def test_a_body_that_does_not_say_that_it_is_json_is_not_read(
 ) -> None:
     """A page of any origin may post forms and plain text without the browser asking."""
     headers = {} if given is None else {"content-type": given}
-    reply = httpx.post(gateway.url + path, content=json.dumps(BODY).encode(), headers=headers, timeout=60)
+    reply = httpx.post(gateway.url + path, content=json.dumps(BODY).encode(), headers=headers, timeout=300)
     assert (reply.status_code, reply.headers["x-should-retry"]) == (415, "false")
     assert reply.json()["error"]["param"] == "content-type"
     assert "application/json" in reply.json()["error"]["message"]
@@ -41,7 +41,7 @@ def test_a_body_that_does_not_say_that_it_is_json_is_not_read(
 )
 def test_json_may_have_parameters_and_kinds(gateway: RunningGateway, given: str) -> None:
     content = json.dumps(BODY).encode()
-    reply = httpx.post(f"{gateway.url}/v1/completions", content=content, headers={"content-type": given}, timeout=60)
+    reply = httpx.post(f"{gateway.url}/v1/completions", content=content, headers={"content-type": given}, timeout=300)
     assert reply.status_code == 200
 
 
@@ -74,8 +74,8 @@ PREFLIGHT = ORIGIN | {
 
 
 def test_pages_of_other_origins_are_not_let_in_unasked(gateway: RunningGateway) -> None:
-    assert httpx.options(f"{gateway.url}/v1/completions", headers=PREFLIGHT, timeout=60).status_code == 405
-    reply = httpx.post(f"{gateway.url}/v1/completions", json=BODY, headers=ORIGIN, timeout=60)
+    assert httpx.options(f"{gateway.url}/v1/completions", headers=PREFLIGHT, timeout=300).status_code == 405
+    reply = httpx.post(f"{gateway.url}/v1/completions", json=BODY, headers=ORIGIN, timeout=300)
     assert "access-control-allow-origin" not in reply.headers
 
 
@@ -86,17 +86,17 @@ def test_pages_of_the_named_origins_are_let_in(
 ) -> None:
     gateway = launch(cors_origins=origins)
     url = f"{gateway.url}/v1/completions"
-    asked = httpx.options(url, headers=PREFLIGHT, timeout=60)
+    asked = httpx.options(url, headers=PREFLIGHT, timeout=300)
     assert asked.status_code == 200
     assert "POST" in asked.headers["access-control-allow-methods"]
     assert asked.headers["access-control-allow-headers"] == PREFLIGHT["access-control-request-headers"]
     for body, status in ((BODY | {"stream": stream}, 200), (BODY | {"temperature": -1}, 400)):
-        reply = httpx.post(url, json=body, headers=ORIGIN, timeout=60)
+        reply = httpx.post(url, json=body, headers=ORIGIN, timeout=300)
         assert reply.status_code == status
         assert reply.headers["access-control-allow-origin"] in ("*", ORIGIN["origin"])
         assert "x-penstock-request-id" in reply.headers["access-control-expose-headers"]
     assert "access-control-allow-origin" in httpx.get(f"{gateway.url}/v1/models", headers=ORIGIN).headers
-    elsewhere = httpx.post(url, json=BODY, headers={"origin": "https://evil.example.org"}, timeout=60)
+    elsewhere = httpx.post(url, json=BODY, headers={"origin": "https://evil.example.org"}, timeout=300)
     assert elsewhere.headers.get("access-control-allow-origin") == ("*" if origins == ("*",) else None)
 
 
@@ -106,7 +106,7 @@ def test_pages_of_the_named_origins_are_let_in(
 @pytest.mark.parametrize("body", [BODY, STREAMED])
 def test_our_id_and_the_clients_are_told_beside_each_other(gateway: RunningGateway, body: dict[str, Any]) -> None:
     for given in ({}, {"x-request-id": "theirs-1"}):
-        reply = httpx.post(f"{gateway.url}/v1/completions", json=body, headers=given, timeout=60)
+        reply = httpx.post(f"{gateway.url}/v1/completions", json=body, headers=given, timeout=300)
         ours = gateway.pipeline.incoming[-1].request_id.hex()
         assert reply.headers.get_list("x-penstock-request-id") == [ours]
         assert reply.headers.get_list("x-request-id") == [given.get("x-request-id", ours)]
@@ -131,8 +131,8 @@ def test_an_id_that_cannot_be_told_as_it_is_is_refused(http: httpx.Client, given
 def test_both_ids_are_in_the_log(gateway: RunningGateway, log: io.StringIO) -> None:
     gateway.pipeline.script = lambda request: request.retire(request.row("a", finish=STOP)) and None
     headers = {"x-request-id": "theirs-3"}
-    ours = httpx.post(f"{gateway.url}/v1/completions", json=BODY, headers=headers, timeout=60).headers[OURS]
-    httpx.get(f"{gateway.url}/v1/requests/{ours}/events", headers=headers, timeout=60).raise_for_status()
+    ours = httpx.post(f"{gateway.url}/v1/completions", json=BODY, headers=headers, timeout=300).headers[OURS]
+    httpx.get(f"{gateway.url}/v1/requests/{ours}/events", headers=headers, timeout=300).raise_for_status()
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     told = [line["event"] for line in lines if line.get("client_request_id") == "theirs-3"]
     assert told == ["request", "served", "resumed", "served"]
@@ -172,17 +172,17 @@ def test_deleting_a_request_that_has_ended_says_so(gateway: RunningGateway, http
     assert (reply.status_code, reply.json()["cancelled"], reply.json()["state"]) == (200, False, "ended")
     assert gateway.pipeline.hints(gateway.bus.keys.cancels, 0) == []
     gateway.pipeline.script = lambda request: None
-    client = threading.Thread(target=lambda: httpx.post(f"{gateway.url}/v1/completions", json=BODY, timeout=60))
+    client = threading.Thread(target=lambda: httpx.post(f"{gateway.url}/v1/completions", json=BODY, timeout=300))
     client.start()
     running = gateway.pipeline.wait_for(3)[2]
     assert http.delete(f"/v1/requests/{running.request_id.hex()}").json()["cancelled"] is True
     running.send(running.row("", [], finish=3))
-    client.join(60)
+    client.join(300)
     eventually(lambda: not client.is_alive())
 
 
 def test_a_body_may_say_what_the_client_calls_it(gateway: RunningGateway) -> None:
-    with httpx.Client(base_url=gateway.url, timeout=60) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         for headers, told in (({}, "theirs-9"), ({"x-request-id": "theirs-8"}, "theirs-8")):
             reply = http.post("/v1/completions", json={**BODY, "request_id": "theirs-9"}, headers=headers)
             assert reply.headers.get_list("x-request-id") == [told]

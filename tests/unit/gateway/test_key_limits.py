@@ -54,7 +54,7 @@ def post(
     gateway: RunningGateway, key: str = KEY, headers: dict[str, str] | None = None, **fields: Any
 ) -> httpx.Response:
     given = {"authorization": f"Bearer {key}", **(headers or {})}
-    return httpx.post(f"{gateway.url}/v1/completions", json=BODY | fields, headers=given, timeout=120)
+    return httpx.post(f"{gateway.url}/v1/completions", json=BODY | fields, headers=given, timeout=300)
 
 
 def refusal(reply: httpx.Response) -> str:
@@ -148,11 +148,11 @@ def test_a_request_that_a_restarted_server_lost_counts_as_running_again(keyed: C
     gateway.pipeline.follows = True
     given = {"authorization": f"Bearer {KEY}", "idempotency-key": "order-66"}
     url = f"{gateway.url}/v1/completions"
-    with httpx.stream("POST", url, json=BODY | {"stream": True}, headers=given, timeout=120) as first:
+    with httpx.stream("POST", url, json=BODY | {"stream": True}, headers=given, timeout=300) as first:
         assert any('"text":"a"' in each for each in first.iter_lines())
         (request,) = gateway.pipeline.wait_for()
         url = f"{other.url}/v1/requests/{request.request_id.hex()}/events"
-        with httpx.stream("GET", url, headers=given, timeout=120) as second:
+        with httpx.stream("GET", url, headers=given, timeout=300) as second:
             assert any('"text":"a"' in each for each in second.iter_lines())
             keys, key = gateway.bus.keys, hash_api_key(KEY)[:KEY_BYTES]
             gateway.bus.stop()
@@ -171,7 +171,7 @@ def test_what_tenants_use_is_counted_by_their_names(keyed: Callable[..., Running
     post(gateway).raise_for_status()
     post(gateway, OTHER_KEY).raise_for_status()
     post(gateway, FREE_KEY, n=1).raise_for_status()
-    families = text_string_to_metric_families(httpx.get(f"{gateway.url}/metrics", timeout=120).text)
+    families = text_string_to_metric_families(httpx.get(f"{gateway.url}/metrics", timeout=300).text)
     found = {
         (sample.labels["tenant"], sample.labels["kind"]): sample.value
         for family in families

@@ -37,16 +37,16 @@ def test_a_key_comes_as_either_api_has_it(launch: Launch, keys_file: Path) -> No
     url = launch(api_keys_file=keys_file).url
     for path in (PATH, "/v1/chat/completions"):
         for headers in ({"x-api-key": KEY}, bearer(KEY)):
-            assert httpx.post(url + path, json=BODY, headers=headers, timeout=120).status_code == 200
+            assert httpx.post(url + path, json=BODY, headers=headers, timeout=300).status_code == 200
     for headers in ({}, {"x-api-key": WRONG_KEY}, {"x-api-key": ""}, {"x-api-key": KEY} | bearer(WRONG_KEY)):
         for path in (PATH, f"{PATH}/count_tokens"):
-            reply = httpx.post(url + path, json=BODY, headers=headers, timeout=120)
+            reply = httpx.post(url + path, json=BODY, headers=headers, timeout=300)
             assert told(reply) == (401, "authentication_error")
 
 
 def test_all_errors_of_its_routes_have_its_shape(gateway: RunningGateway) -> None:
     def call(method: str = "POST", path: str = PATH, **more: Any) -> tuple[int, str]:
-        return told(httpx.request(method, gateway.url + path, timeout=120, **more))
+        return told(httpx.request(method, gateway.url + path, timeout=300, **more))
 
     assert call(json=BODY | {"max_tokens": None}) == (400, "invalid_request_error")
     assert call(json=BODY | {"model": "large"}) == (404, "not_found_error")
@@ -59,7 +59,7 @@ def test_all_errors_of_its_routes_have_its_shape(gateway: RunningGateway) -> Non
 
 def test_an_error_in_a_stream_is_an_event_of_its_shape(gateway: RunningGateway) -> None:
     gateway.pipeline.script = fail_midway
-    reply = httpx.post(gateway.url + PATH, json=BODY | {"stream": True}, timeout=120)
+    reply = httpx.post(gateway.url + PATH, json=BODY | {"stream": True}, timeout=300)
     *_, last = reply.text.strip().split("\n\n")
     kind, data = last.split("\n")
     fields = {"type": "error", "error": {"type": "overloaded_error", "message": "gone"}}
@@ -68,7 +68,7 @@ def test_an_error_in_a_stream_is_an_event_of_its_shape(gateway: RunningGateway) 
 
 def test_a_stream_begins_with_the_tokens_of_its_prompt_and_ends_with_all_that_was_used(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.say("hel", "lo")
-    reply = httpx.post(gateway.url + PATH, json=BODY | {"stream": True}, timeout=120)
+    reply = httpx.post(gateway.url + PATH, json=BODY | {"stream": True}, timeout=300)
     events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
     assert [each["type"] for each in events] == [
         *("message_start", "ping", "content_block_start", "content_block_delta", "content_block_delta"),
@@ -81,7 +81,7 @@ def test_a_stream_begins_with_the_tokens_of_its_prompt_and_ends_with_all_that_wa
 
 def test_a_response_that_fails_says_so_twice(gateway: RunningGateway) -> None:
     gateway.pipeline.script = fail_midway
-    reply = httpx.post(f"{gateway.url}/v1/responses", json={"input": "hi", "stream": True}, timeout=120)
+    reply = httpx.post(f"{gateway.url}/v1/responses", json={"input": "hi", "stream": True}, timeout=300)
     events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
     error, failed = events[-2:]
     assert (error["type"], error["code"], error["message"]) == ("error", "unavailable", "gone")

@@ -18,7 +18,7 @@ CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}
 @pytest.mark.parametrize(("path", "body"), [COMPLETION, CHAT], ids=["completion", "chat"])
 def test_an_event_is_one_line_of_json_after_data(gateway: RunningGateway, path: str, body: dict[str, Any]) -> None:
     asked = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True}, **body}
-    with httpx.stream("POST", gateway.url + path, json=asked, timeout=60) as reply:
+    with httpx.stream("POST", gateway.url + path, json=asked, timeout=300) as reply:
         *chunks, last = naive_events(reply.iter_raw(7))
     choices = [chunk["choices"][0] for chunk in chunks]
     texts = [each.get("text") or each.get("delta", {}).get("content") or "" for each in choices]
@@ -46,7 +46,7 @@ def test_a_silent_stream_is_kept_alive_by_comments_that_clients_pass_over(
     gateway = launch(sse_keep_alive_s=0.02)
     gateway.pipeline.script = silent
     asked = {"model": "tiny", "stream": True, "max_tokens": 9, **body}
-    with httpx.stream("POST", gateway.url + path, json=asked, timeout=60) as reply:
+    with httpx.stream("POST", gateway.url + path, json=asked, timeout=300) as reply:
         parts = reply.iter_raw()
         heard = until_comments(parts, 2)
         assert heard.replace(b": keep-alive\n\n", b"") == b""
@@ -63,7 +63,7 @@ def test_an_error_after_the_first_comment_is_an_event(launch: Callable[..., Runn
     gateway = launch(sse_keep_alive_s=0.02)
     gateway.pipeline.script = silent
     asked = {"model": "tiny", "stream": True, "prompt": "x"}
-    with httpx.stream("POST", gateway.url + "/v1/completions", json=asked, timeout=60) as reply:
+    with httpx.stream("POST", gateway.url + "/v1/completions", json=asked, timeout=300) as reply:
         parts = reply.iter_raw()
         until_comments(parts, 1)
         (request,) = gateway.pipeline.wait_for()

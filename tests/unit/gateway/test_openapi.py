@@ -67,7 +67,7 @@ def test_bounds_of_headers_are_those_that_are_checked() -> None:
 def test_the_description_and_its_page_are_told_and_load_nothing_from_elsewhere(
     gateway: RunningGateway, path: str
 ) -> None:
-    reply = httpx.get(gateway.url + path, timeout=120)
+    reply = httpx.get(gateway.url + path, timeout=300)
     assert reply.status_code == 200
     if path == "/openapi.json":
         assert reply.json() == describe()

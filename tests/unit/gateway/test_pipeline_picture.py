@@ -88,11 +88,11 @@ def test_a_pool_that_is_not_there_is_a_404(http: httpx.Client) -> None:
 
 
 def test_the_page_loads_nothing_from_elsewhere(gateway: RunningGateway) -> None:
-    reply = httpx.get(gateway.url, timeout=120)
+    reply = httpx.get(gateway.url, timeout=300)
     assert reply.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in reply.headers["content-security-policy"]
     parts = sorted(path.name for path in (Path(__file__).parents[3] / "gateway_svc" / "page").iterdir())
-    served = {name: httpx.get(f"{gateway.url}/page/{name}", timeout=120) for name in parts}
+    served = {name: httpx.get(f"{gateway.url}/page/{name}", timeout=300) for name in parts}
     # The other two are the whole of / and of /docs.
     assert [name for name, each in served.items() if each.status_code != 200] == ["docs.html", "index.html"]
     for name, each in {"": reply, **served}.items():

@@ -73,7 +73,7 @@ def test_a_gateway_of_several_pools_drains_all_of_them(site: Site) -> None:
         request.send(request.row("a", finish=1))
     assert [listener.end() for listener in listeners] == ["a", "a"]
     assert gateway.thread is not None
-    gateway.thread.join(60)
+    gateway.thread.join(300)
     assert not gateway.thread.is_alive()
     assert [gateways_of(site, name) for name in ("one", "two")] == [0, 0]
 

@@ -22,9 +22,9 @@ def gateway(site: Site) -> RunningGateway:
 
 def test_a_call_goes_where_its_model_is(gateway: RunningGateway) -> None:
     assert [text_of(ask(gateway, model)) for model in ("red", "blue", "red")] == ["one", "two", "one"]
-    assert text_of(httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "x"}, timeout=120)) == "one"
+    assert text_of(httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "x"}, timeout=300)) == "one"
     chat = {"model": "blue", "messages": [{"role": "user", "content": "x"}]}
-    reply = httpx.post(f"{gateway.url}/v1/chat/completions", json=chat, timeout=120).json()
+    reply = httpx.post(f"{gateway.url}/v1/chat/completions", json=chat, timeout=300).json()
     assert (reply["model"], reply["choices"][0]["message"]["content"]) == ("blue", "two")
     with Client(gateway.grpc, timeout_s=120) as client:
         assert [each.name for each in client.models()] == ["red", "blue"]
@@ -47,20 +47,20 @@ def test_ids_name_the_pool_so_that_any_gateway_finds_it(gateway: RunningGateway,
     shown = f"two-{request.request_id.hex()}"
     for url in (gateway.url, second.url):
         for name in (shown, f"cmpl-{shown}"):
-            page = httpx.get(f"{url}/v1/requests/{name}", timeout=120).json()
+            page = httpx.get(f"{url}/v1/requests/{name}", timeout=300).json()
             assert (page["id"], page["state"]) == (f"cmpl-{shown}", "running")
         for name in (request.request_id.hex(), f"one-{request.request_id.hex()}"):
-            assert httpx.get(f"{url}/v1/requests/{name}", timeout=120).status_code == 404, "it is not in the first pool"
-        refused = httpx.get(f"{url}/v1/requests/three-{request.request_id.hex()}", timeout=120)
+            assert httpx.get(f"{url}/v1/requests/{name}", timeout=300).status_code == 404, "it is not in the first pool"
+        refused = httpx.get(f"{url}/v1/requests/three-{request.request_id.hex()}", timeout=300)
         assert (refused.status_code, refused.json()["error"]["param"]) == (404, "request_id")
         assert "'three'; there is one, two" in refused.json()["error"]["message"]
     request.afterwards.append(lambda: request.send(request.row("b", finish=1)))
-    with httpx.stream("GET", f"{second.url}/v1/requests/cmpl-{shown}/events", timeout=120) as reply:
+    with httpx.stream("GET", f"{second.url}/v1/requests/cmpl-{shown}/events", timeout=300) as reply:
         chunks = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]
     assert reply.headers["x-penstock-request-id"] == shown
     assert {chunk["id"] for chunk in chunks} == {f"cmpl-{shown}"}
     assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == "ab"
-    first.thread.join(60)
+    first.thread.join(300)
     assert first.headers["x-penstock-request-id"] == shown
 
 
@@ -69,7 +69,7 @@ def test_a_request_is_cancelled_in_its_pool(gateway: RunningGateway, site: Site)
     listeners = [Listener(gateway, "blue") for _ in range(2)]
     first, second = site.pipelines["two"].wait_for(2)
     path = f"{gateway.url}/v1/requests/cmpl-two-{first.request_id.hex()}"
-    assert httpx.delete(path, timeout=120).json()["cancelled"] is True
+    assert httpx.delete(path, timeout=300).json()["cancelled"] is True
     with Client(gateway.grpc, timeout_s=120) as client:
         assert client.cancel(f"two-{second.request_id.hex()}")
         assert not client.cancel(second.request_id.hex()), "in the first pool it is not"
@@ -77,7 +77,7 @@ def test_a_request_is_cancelled_in_its_pool(gateway: RunningGateway, site: Site)
     for request in (first, second):
         request.send(request.row("", [], finish=3))
     for listener in listeners:
-        listener.thread.join(60)
+        listener.thread.join(300)
         assert not listener.thread.is_alive()
 
 

@@ -20,7 +20,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def post(gateway: RunningGateway, path: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{gateway.url}/v1/{path}", json={"model": "tiny", **BODIES[path], **fields}, timeout=120)
+    return httpx.post(f"{gateway.url}/v1/{path}", json={"model": "tiny", **BODIES[path], **fields}, timeout=300)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -83,6 +83,6 @@ def test_ids_of_bad_words_are_the_tokenizers_and_no_clients(launch: Callable[...
     call = encode_call("x", None, {"bad_words": ["cat"]}, "tiny", 0)
     call.request.sampling.bad_word_ids.add(ids=b"abcd")
     with grpc.insecure_channel(gateway.grpc) as channel:
-        list(inference_pb2_grpc.InferenceStub(channel).Generate(call, timeout=60))
+        list(inference_pb2_grpc.InferenceStub(channel).Generate(call, timeout=300))
     body = gateway.pipeline.wait_for()[0].body
     assert (list(body.bad_words), list(body.sampling.bad_word_ids)) == (["cat"], [])

@@ -22,7 +22,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", CALLS)
 def test_who_can_be_answered_by_no_tokenizer_is_told_when_to_come_back(gateway: RunningGateway, path: str) -> None:
-    reply = httpx.post(gateway.url + path, json=CALLS[path], timeout=120)
+    reply = httpx.post(gateway.url + path, json=CALLS[path], timeout=300)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
     assert int(reply.headers["retry-after"]) > 0
     assert "no tokenizer" in reply.json()["error"]["message"]
@@ -32,27 +32,27 @@ def test_who_can_be_answered_by_no_tokenizer_is_told_when_to_come_back(gateway: 
 def test_a_reply_that_would_tell_its_prompt_is_refused_before_it_begins(
     gateway: RunningGateway, body: dict[str, Any]
 ) -> None:
-    reply = httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=120)
+    reply = httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=300)
     assert reply.status_code == 503
     assert gateway.pipeline.incoming == []
 
 
 def test_an_echo_of_a_text_needs_no_tokenizer(gateway: RunningGateway) -> None:
-    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hi", "echo": True}, timeout=120)
+    reply = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "hi", "echo": True}, timeout=300)
     assert reply.json()["choices"][0]["text"].startswith("hi")
 
 
 @pytest.mark.parametrize("path", CALLS)
 def test_a_key_is_asked_for(launch: Callable[..., RunningGateway], keys_file: Path, path: str) -> None:
     url = launch(api_keys_file=keys_file).url + path
-    assert httpx.post(url, json=CALLS[path], timeout=120).status_code == 401
-    known = httpx.post(url, json=CALLS[path], headers={"authorization": f"Bearer {KEY}"}, timeout=120)
+    assert httpx.post(url, json=CALLS[path], timeout=300).status_code == 401
+    known = httpx.post(url, json=CALLS[path], headers={"authorization": f"Bearer {KEY}"}, timeout=300)
     assert known.status_code == 503
 
 
 def test_fields_that_nobody_knows_are_refused_where_that_is_asked_for(launch: Callable[..., RunningGateway]) -> None:
     url = launch(strict_fields=True).url
-    reply = httpx.post(f"{url}/tokenize", json={"prompt": "hi", "return_token_str": True}, timeout=120)
+    reply = httpx.post(f"{url}/tokenize", json={"prompt": "hi", "return_token_str": True}, timeout=300)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "return_token_str")
 
 
@@ -77,7 +77,7 @@ def test_others_are_answered_while_a_large_text_is_read(
     caller.start()
     assert begun.wait(120)
     try:
-        assert httpx.get(f"{gateway.url}/version", timeout=60).status_code == 200
+        assert httpx.get(f"{gateway.url}/version", timeout=300).status_code == 200
     finally:
         go_on.set()
         caller.join(240)

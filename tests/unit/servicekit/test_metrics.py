@@ -17,14 +17,14 @@ class Vitals:
 
 def check(port: int, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=300) as reply:
             return int(reply.status)
     except urllib.error.HTTPError as error:
         return error.code
 
 
 def scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as reply:
         text: str = reply.read().decode()
     return text
 

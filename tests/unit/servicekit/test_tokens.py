@@ -72,7 +72,7 @@ def test_the_metrics_ask_for_their_token_and_health_does_not(path: Path) -> None
     def status(where: str, **headers: str) -> int:
         asked = urllib.request.Request(f"http://127.0.0.1:{endpoint.port}{where}", headers=headers)
         try:
-            with urllib.request.urlopen(asked, timeout=60) as reply:
+            with urllib.request.urlopen(asked, timeout=300) as reply:
                 return int(reply.status)
         except urllib.error.HTTPError as error:
             return error.code

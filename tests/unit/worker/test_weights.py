@@ -84,7 +84,7 @@ def test_threads_take_short_turns_only_while_weights_are_read(
 
 
 def test_tensors_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, all_are_at_it = weight_reading._read, threading.Barrier(len(TENSORS), timeout=120)
+    read, all_are_at_it = weight_reading._read, threading.Barrier(len(TENSORS), timeout=300)
 
     def read_together(file: int, piece: weight_reading._Piece, buffer: Tensor) -> Tensor:
         all_are_at_it.wait()

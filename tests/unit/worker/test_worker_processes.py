@@ -25,7 +25,7 @@ from worker_svc.core.pretended_model import expected_tokens
 from worker_svc.loading import load_worker
 from worker_svc.settings import WorkerSettings
 
-START_S = 90.0
+START_S = 300.0
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def play(schedulers: ExitStack, bus: Bus) -> Scheduler:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, log = process.communicate(timeout=60)
+    _, log = process.communicate(timeout=300)
     return process.returncode, log
 
 
@@ -120,11 +120,11 @@ def test_the_control_service_tells_and_drains(url: str, schedulers: ExitStack) -
     assert run_prompt(scheduler, 3) == simulated_reference(3)
     with grpc.insecure_channel(address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
-        status = stub.GetStatus(worker_pb2.GetWorkerStatusCall(), wait_for_ready=True, timeout=120)
+        status = stub.GetStatus(worker_pb2.GetWorkerStatusCall(), wait_for_ready=True, timeout=300)
         assert (status.incarnation, status.step, status.info.model) == (incarnation, 3, "m")
-        profile = stub.ProfileMemory(worker_pb2.ProfileMemoryCall(), timeout=120)
+        profile = stub.ProfileMemory(worker_pb2.ProfileMemoryCall(), timeout=300)
         assert profile.num_blocks == status.info.num_blocks
-        assert stub.Drain(worker_pb2.DrainWorkerCall(), timeout=120).plans_left == 0
+        assert stub.Drain(worker_pb2.DrainWorkerCall(), timeout=300).plans_left == 0
     status_code, log = ended(process)
     assert status_code == 0, log
     assert "registered" in [json.loads(line)["event"] for line in log.splitlines()]

@@ -65,7 +65,7 @@ def streaming(
     method = "GET" if path.endswith("/events") else "POST"
     if method == "POST":
         given["json"] = {**BODY, **fields}
-    with httpx.Client(base_url=gateway.url, timeout=120) as http, http.stream(method, path, **given) as reply:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http, http.stream(method, path, **given) as reply:
         heard = Heard(reply.status_code, reply.headers.get("x-penstock-request-id", ""))
         if reply.status_code != 200:
             heard.error = json.loads(reply.read())["error"]["code"]

@@ -80,7 +80,7 @@ def test_of_two_calls_of_a_gateway_the_one_whose_client_came_last_goes_on(
     answers: list[httpx.Response] = []
 
     def call() -> None:
-        answers.append(httpx.post(f"{gateway.url}/v1/completions", json=BODY, headers=KEY, timeout=120))
+        answers.append(httpx.post(f"{gateway.url}/v1/completions", json=BODY, headers=KEY, timeout=300))
 
     first = threading.Thread(target=call)
     first.start()

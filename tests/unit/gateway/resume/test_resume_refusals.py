@@ -95,7 +95,7 @@ def test_another_tenants_request_is_as_unknown_as_one_that_never_was(launch: Lau
     mine, theirs = ({"authorization": f"Bearer psk_{name}"} for name in ("one", "two"))
     first = begun(gateway, "a", headers=mine | KEY)
     ids = (first.request_id, "0" * 32)
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
 
         def answers(method: str, path: str, headers: dict[str, str]) -> list[tuple[int, str]]:
             found = [http.request(method, path.format(each), headers=theirs | headers) for each in ids]

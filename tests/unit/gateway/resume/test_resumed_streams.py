@@ -37,7 +37,7 @@ def test_it_goes_on_in_the_shape_and_with_the_usage_that_was_asked_for(
     chat = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "stream_options": {"include_usage": True}}
     body = BODY | chat
     del body["prompt"]
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         first = Heard()
         with http.stream("POST", "/v1/chat/completions", json=body, headers=RESUMABLE) as reply:
             first.request_id = reply.headers["x-penstock-request-id"]
