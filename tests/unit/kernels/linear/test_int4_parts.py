@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from kernel_inputs import DEVICE, GATED_TOLERANCE, assert_near, randn
 from torch.nn.functional import silu
 
-from worker_svc.core.kernels.linear.int4_parts import OUTPUTS, add_parts, blocks_of_share, make_parts
+from worker_svc.core.kernels.linear.int4_parts import add_parts, blocks_of_share, make_parts
+from worker_svc.core.kernels.linear.ways import STREAMED_INT4_OUTPUTS as OUTPUTS
 
 
 @given(tiles=st.integers(1, 600), blocks=st.integers(1, 300), programs=st.integers(1, 150))

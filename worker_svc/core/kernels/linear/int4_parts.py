@@ -11,9 +11,9 @@ from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.linear.activation import gated
+from worker_svc.core.kernels.linear.ways import STREAMED_INT4_OUTPUTS
 
-OUTPUTS = 128  # of a tile
-_OUTPUTS = tl.constexpr(OUTPUTS)
+_OUTPUTS = tl.constexpr(STREAMED_INT4_OUTPUTS)  # of a tile
 _PIECES = 8  # of a tile's blocks: no share ends within one, so that few tiles are cut more often than they must
 _ROWS = 16  # of a program
 
@@ -28,7 +28,7 @@ def make_parts(programs: int, rows: int, device: torch.device) -> Tensor:
     """f32[programs, 2, rows of a tile, outputs of a tile]: of the first tile that a program has a part of, and of its
     last if that is another. Of gates and ups the first half are gates.
     """
-    return torch.empty(programs, 2, rows, OUTPUTS, device=device)
+    return torch.empty(programs, 2, rows, STREAMED_INT4_OUTPUTS, device=device)
 
 
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
@@ -98,8 +98,8 @@ def add_parts(
     outputs]: tiles with so many blocks each, those of the first rows first. f is silu(gate) * up if it is gated.
     """
     rows, outputs = out.shape
-    tile_rows = parts.shape[2]
-    tiles = outputs // (OUTPUTS // 2 if is_gated else OUTPUTS)
+    tile_rows, tile_outputs = parts.shape[2:]
+    tiles = outputs // (tile_outputs // 2 if is_gated else tile_outputs)
     dependent = has_dependent_launch(out.device)
     _add_parts[(triton.cdiv(rows, tile_rows) * tiles, triton.cdiv(min(rows, tile_rows), _ROWS))](
         parts,

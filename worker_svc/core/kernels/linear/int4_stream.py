@@ -300,7 +300,7 @@ def _multiply(
             mbarrier.arrive(rows_free.index(2 * count % STAGES))
             mbarrier.arrive(rows_free.index((2 * count + 1) % STAGES))
             count += 1
-        gdc_wait()
+        gdc_wait()  # kernels ahead may read what is written from here on
         if STREAM_K:
             if end - first < BLOCKS:
                 part = 2 * gl.program_id(0) + (item != first_item).to(gl.int32)
