@@ -44,13 +44,17 @@ class EpochTracker:
             if step == self._step + 1:
                 self._step = step
                 return PlanVerdict.RUN
-        self.end(incarnation)
+        self._over.add(incarnation)
+        self._epoch, self._step = None, 0
         return PlanVerdict.GAP
 
     def end(self, incarnation: bytes | None = None) -> None:
-        """The epoch ended badly: nothing more of `incarnation` (None: the present epoch's) is carried out."""
-        if incarnation is None and self._epoch is not None:
-            incarnation = self._epoch[1]
-        if incarnation is not None:
-            self._over.add(incarnation)
-        self._epoch, self._step = None, 0
+        """The epoch ended badly: nothing more of `incarnation` (None: the present epoch's) is carried out. One of
+        another incarnation that has begun since goes on.
+        """
+        present = self._epoch[1] if self._epoch is not None else None
+        over = present if incarnation is None else incarnation
+        if over is not None:
+            self._over.add(over)
+        if over == present:
+            self._epoch, self._step = None, 0

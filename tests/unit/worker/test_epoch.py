@@ -40,3 +40,14 @@ def test_a_follower_takes_any_incarnation_that_has_not_failed() -> None:
     assert verdicts(tracker, *plans) == "start gap drop start run"
     tracker.end()
     assert verdicts(tracker, (SECOND, OTHER, 3), (SECOND, ME, 1)) == "drop drop"
+
+
+def test_the_end_of_an_epoch_that_is_told_late_leaves_the_next_one_alone() -> None:
+    tracker = EpochTracker(None)
+    plans = [(FIRST, ME, 1), (FIRST, ME, 3), (SECOND, OTHER, 1)]
+    assert verdicts(tracker, *plans) == "start gap start"
+    tracker.end(ME)
+    assert tracker.step == 1
+    assert verdicts(tracker, (SECOND, OTHER, 2), (SECOND, OTHER, 3), (FIRST, ME, 1)) == "run run drop"
+    tracker.end(OTHER)
+    assert verdicts(tracker, (SECOND, OTHER, 4)) == "drop"
