@@ -6,6 +6,7 @@ CPU a launch is the whole step; there a second thread launches, so that the read
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -59,7 +60,7 @@ class _Launched:
 
 
 class Execution:
-    """Carries out plans on one rank. The reader submits; `failure` and `fatal` tell it what it must act on.
+    """Carries out plans on one rank. The reader submits; `failures` and `fatal` tell it what it must act on.
 
     What is launched depends only on the order of submission, never on timing: all ranks of a worker launch the same.
     """
@@ -104,7 +105,7 @@ class Execution:
         self._waiting_since_ns = 0
         self._launching_since_ns = 0
         self._is_ending = False
-        self.failure: Failure | None = None  # an epoch that ended; the reader takes it away
+        self.failures: deque[Failure] = deque()  # of epochs that ended; the reader takes them away
         self.fatal: Exception | None = None  # the process should end
 
     @property
@@ -218,7 +219,7 @@ class Execution:
                 if epoch is not None and not epoch.is_superseded:
                     now_ns = time.time_ns()
                     self._publish(wire.encode_failure(item.step, item.error, epoch.session, epoch.incarnation, now_ns))
-                self.failure = item
+                self.failures.append(item)
                 continue
             self._waiting_since_ns = item.at_ns
             result = item.pending.result()

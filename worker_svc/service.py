@@ -302,9 +302,8 @@ class WorkerService:
         if execution.fatal is not None:
             raise execution.fatal
         self._check_device(execution)
-        if execution.failure is not None:
-            failure, execution.failure = execution.failure, None
-            self._begin_again(failure)
+        while execution.failures:
+            self._begin_again(execution.failures.popleft())
         renew = self._renewal()
         # A thread that waits for the device needs the interpreter more than one that looks for plans.
         is_idle = execution.is_idle
