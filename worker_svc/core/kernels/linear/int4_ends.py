@@ -20,7 +20,7 @@ def _write(
     RESIDUAL: gl.constexpr,
 ):
     """Writes four warps' outputs, from `output` on, of rows from `row` on, with what is added to them: f32[outputs,
-    rows], as `_decode` had the outputs.
+    rows], as `decode` had the outputs.
     """
     out_ptr, bias_ptr, residual_ptr = pointers
     WRITTEN: gl.constexpr = y.shape[0] // 2 if GATED else y.shape[0]
