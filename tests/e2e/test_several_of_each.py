@@ -60,4 +60,7 @@ def test_both_of_each_get_work(served: Served) -> None:
         done = work(served)
         return all(len(done[kind]) == 2 and min(done[kind]) > 0 for kind in KINDS)
 
-    wait_until(have_worked, 60, "all have worked")
+    try:
+        wait_until(have_worked, 60, "all have worked")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; they did {work(served)}") from error
