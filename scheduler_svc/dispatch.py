@@ -216,9 +216,10 @@ class Dispatcher:
         self._meters.log_backlogs = self._backlogs.lengths
 
     def _homes(self) -> list[int]:
-        return [self._shards.home(link.offer) for link in self.pairings.links.values()]
+        return [self._shards.home(name, link.offer) for name, link in self.pairings.links.items()]
 
     def _written_by(self, link: PairedWorker) -> set[int]:
         """The shards that a worker's next steps write."""
         running = self.scheduler.workers[link.worker].running()
-        return self._shards.of(sequence.request.request_id for sequence in running) | {self._shards.home(link.offer)}
+        home = self._shards.home(link.worker, link.offer)
+        return self._shards.of(sequence.request.request_id for sequence in running) | {home}

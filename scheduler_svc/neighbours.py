@@ -31,6 +31,7 @@ from servicekit.bus.calls import (
     UNWANTED,
     Commit,
     HandOver,
+    ListShards,
     Pair,
     Pairing,
     SessionInfo,
@@ -99,6 +100,7 @@ class Neighbours:
         """Ask what has changed in the pool."""
         self._survey_ns, self._is_draining = now_ns + SURVEY_NS, is_draining
         self._outbox.put(self._roster.survey(), self._surveyed)
+        self._outbox.put(ListShards(), self._shards.note_holders)
 
     def ask_again(self) -> None:
         """Ask for everything at once, after answers were lost."""
@@ -128,6 +130,7 @@ class Neighbours:
             self._survey_ns = 0  # the rest of it
             return
         workers, sessions, now_ns = self._roster.workers(), self._roster.sessions(now_s), time.monotonic_ns()
+        self._shards.note_workers(entry.worker for entry in workers if entry.alive)
         self._follow_workers(workers, sessions, now_ns)
         self._follow_schedulers(workers, sessions, now_ns)
         self._follow_models(workers, sessions, now_ns)

@@ -7,6 +7,7 @@ import numpy as np
 
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
+from scheduler_svc.core.homes import home_shards
 from scheduler_svc.core.rows import select_rows
 from scheduler_svc.wire import WorkerOffer, encode_rows
 from servicekit.bus.calls import Commit
@@ -25,6 +26,9 @@ class Shards:
         self._rows: list[tuple[int, bytes]] = []  # (shard, TokenBatch)
         self._started: list[bytes] = []  # requests in plans of the last commits, which the server counts as waiting
         self._turn = 0
+        self._workers: tuple[str, ...] = ()  # that live in the pool
+        self._holders: dict[int, bytes] = {}  # the detokenizers that lease shards
+        self._homes: dict[str, int] = {}
 
     @property
     def has_rows(self) -> bool:
@@ -48,9 +52,21 @@ class Shards:
         """The shards that requests were opened in."""
         return set(self._by_request.values())
 
-    def home(self, worker: WorkerOffer) -> int:
+    def note_workers(self, workers: Iterable[str]) -> None:
+        """Take over from a survey which workers live in the pool."""
+        self._workers = tuple(workers)
+        self._homes = home_shards(self._workers, self._holders, self._num_shards)
+
+    def note_holders(self, holders: dict[int, bytes]) -> None:
+        """Take over which detokenizers lease shards."""
+        if holders != self._holders:
+            self._holders = holders
+            self._homes = home_shards(self._workers, holders, self._num_shards)
+
+    def home(self, worker: str, offer: WorkerOffer) -> int:
         """The shard in which requests for a worker are opened, so that a step writes one shard, not all."""
-        return worker.home_shard % self._num_shards
+        told = offer.home_shard
+        return (self._homes.get(worker, 0) if told is None else told) % self._num_shards
 
     def choose(self, homes: Sequence[int], behind: Container[int]) -> int:
         """The shard for the next requests: homes take turns, without those that are `behind` if others are there."""

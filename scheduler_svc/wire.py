@@ -104,7 +104,7 @@ class WorkerOffer:
 
     model: str
     limits: WorkerLimits
-    home_shard: int
+    home_shard: int | None  # None: its scheduler chooses
     model_digest: bytes = b""
 
 
@@ -134,7 +134,8 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
     )
     if info.max_num_batched_tokens:
         limits = dataclasses.replace(limits, max_num_batched_tokens=info.max_num_batched_tokens)
-    return WorkerOffer(info.model, limits, info.home_shard, info.model_digest)
+    home_shard = info.home_shard if info.HasField("home_shard") else None
+    return WorkerOffer(info.model, limits, home_shard, info.model_digest)
 
 
 def _kinds(info: results_pb2.WorkerInfo) -> tuple[KVKind, ...]:

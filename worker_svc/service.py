@@ -1,7 +1,6 @@
 """The worker's loop: hold a session, register, read plans ahead; `execution` carries them out."""
 
 import time
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -183,11 +182,10 @@ class WorkerService:
         settings = self._settings
         loaded = self._loaded = self._load(settings)
         self._stats.attention = loaded.attention
-        home_shard = settings.home_shard
         self._info = wire.worker_info(
             loaded.runner.limits,
             model=settings.model,
-            home_shard=zlib.crc32(settings.name.encode()) % settings.num_shards if home_shard is None else home_shard,
+            home_shard=settings.home_shard,
             world_size=settings.tensor_parallel_size,
             device=loaded.device,
             model_digest=loaded.model_digest,

@@ -118,7 +118,8 @@ class WorkerSettings(ServiceSettings):
         metadata={"help": "CPU threads of a step; none: on a CPU the cores it may use less one"},
     )
     home_shard: Annotated[int, msgspec.Meta(ge=0)] | None = field(
-        default=None, metadata={"help": "shard of the token log for this worker's requests; none: from its name"}
+        default=None,
+        metadata={"help": "shard of the token log for this worker's requests; none: its scheduler chooses"},
     )
     step_ms: Annotated[float, msgspec.Meta(ge=0)] = field(
         default=2.0, metadata={"help": "simulated: device time of a step"}

@@ -97,7 +97,7 @@ def encode_failure(step: int, error: PenstockError, session: bytes, incarnation:
 
 
 def worker_info(
-    limits: Limits, *, model: str, home_shard: int, world_size: int, device: str, model_digest: bytes
+    limits: Limits, *, model: str, home_shard: int | None, world_size: int, device: str, model_digest: bytes
 ) -> WorkerInfo:
     """The facts that a worker registers."""
     return WorkerInfo(

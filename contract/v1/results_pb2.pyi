@@ -186,7 +186,7 @@ class WorkerInfo(_message.Message):
     max_num_batched_tokens: _builtins.int
     """Tokens that one step may compute."""
     home_shard: _builtins.int
-    """Shard of the log that the requests of this worker are written to."""
+    """Shard of the log that the requests of this worker are written to; absent: its scheduler chooses."""
     world_size: _builtins.int
     """Tensor-parallel ranks of this worker."""
     device: _builtins.str
@@ -214,7 +214,7 @@ class WorkerInfo(_message.Message):
         max_num_seqs: _builtins.int = ...,
         max_model_len: _builtins.int = ...,
         max_num_batched_tokens: _builtins.int = ...,
-        home_shard: _builtins.int = ...,
+        home_shard: _builtins.int | None = ...,
         world_size: _builtins.int = ...,
         device: _builtins.str = ...,
         model_digest: _builtins.bytes = ...,
@@ -222,11 +222,13 @@ class WorkerInfo(_message.Message):
         has_state: _builtins.bool = ...,
         kind: Global___ModelKind.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_home_shard", b"_home_shard", "home_shard", b"home_shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "has_state", b"has_state", "home_shard", b"home_shard", "kind", b"kind", "kinds", b"kinds", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_home_shard", b"_home_shard", "block_size", b"block_size", "device", b"device", "has_state", b"has_state", "home_shard", b"home_shard", "kind", b"kind", "kinds", b"kinds", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__home_shard: _TypeAlias = _typing.Literal["home_shard"]  # noqa: Y015
+    _WhichOneofArgType__home_shard: _TypeAlias = _typing.Literal["_home_shard", b"_home_shard"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__home_shard) -> _WhichOneofReturnType__home_shard | None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
 

@@ -175,6 +175,7 @@ class Commands:
         add(c.Pair, "pair", lambda q: (q.sid.hex(), q.worker), replies.pairing)
         add(c.Unpair, "unpair", lambda q: (q.sid.hex(), q.worker), replies.nothing)
         add(c.LeaseShard, "lease_shard", lambda q: (q.sid.hex(), q.shard, int(q.held), q.num_read), bool)
+        self._add(c.ListShards, lambda _: (b"HGETALL", self._keys.shards), replies.shard_holders)
         add(c.LogBacklogs, "log_backlogs", lambda q: q.shards, list)
         add(c.ReleaseShard, "release_shard", lambda q: (q.sid.hex(), q.shard), replies.nothing)
         add(

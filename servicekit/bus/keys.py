@@ -153,6 +153,11 @@ class Keys:
         """Hash: how many entries `traces` had no room for."""
         return self.key(Names.UNTOLD)
 
+    @property
+    def shards(self) -> bytes:
+        """Hash: who leases shards."""
+        return self.key(Names.SHARDS)
+
     def session(self, sid: bytes) -> bytes:
         """Hash: a session."""
         return self.key(Names.SESSION, sid.hex())

@@ -203,6 +203,11 @@ def pairing(reply: Reply) -> c.Pairing | c.Unwanted | None:
     return None if reply is None else c.Pairing(bytes.fromhex(reply[0].decode()), reply[1], reply[2])
 
 
+def shard_holders(reply: Reply) -> dict[int, bytes]:
+    """Sessions by shard."""
+    return {int(shard): bytes.fromhex(sid.decode()) for shard, sid in zip(reply[::2], reply[1::2], strict=True)}
+
+
 def streams(reply: Reply) -> dict[bytes, list[c.Entry]]:
     """Entries by stream."""
     return {stream: _entries(entries) for stream, entries in reply or ()}

@@ -43,7 +43,15 @@ from servicekit.bus.calls.sessions import (
     SessionInfo,
     SessionKind,
 )
-from servicekit.bus.calls.shards import Checkpoint, Compact, LeaseShard, LogBacklogs, ReadCheckpoints, ReleaseShard
+from servicekit.bus.calls.shards import (
+    Checkpoint,
+    Compact,
+    LeaseShard,
+    ListShards,
+    LogBacklogs,
+    ReadCheckpoints,
+    ReleaseShard,
+)
 from servicekit.bus.calls.streams import (
     Acknowledge,
     Append,
@@ -102,6 +110,7 @@ __all__ = [
     "Length",
     "Limit",
     "ListSessions",
+    "ListShards",
     "ListWorkers",
     "Load",
     "Loaded",

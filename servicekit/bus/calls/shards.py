@@ -29,6 +29,11 @@ class ReleaseShard(Call[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class ListShards(Call[dict[int, bytes]]):
+    """The sessions that lease shards, by shard; a shard that nobody leases is left out."""
+
+
+@dataclass(frozen=True, slots=True)
 class LogBacklogs(Call[list[int]]):
     """The number of entries of each shard's log that its detokenizer has not read, as far as it has told."""
 

@@ -303,6 +303,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     _simple(c.Pair, sids, workers),
     _simple(c.Unpair, sids, workers),
     _simple(c.LeaseShard, sids, shards, st.booleans(), amounts),
+    _simple(c.ListShards),
     _simple(c.LogBacklogs, st.lists(shards).map(tuple)),
     _simple(c.ReleaseShard, sids, shards),
     st.builds(_compact, sids, shards, st.lists(st.tuples(request_ids, payloads), max_size=3).map(tuple), positions),

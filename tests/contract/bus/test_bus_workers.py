@@ -9,6 +9,7 @@ from servicekit.bus.calls import (
     Compact,
     LeaseShard,
     Leave,
+    ListShards,
     ListWorkers,
     LogBacklogs,
     Pair,
@@ -144,6 +145,15 @@ def test_a_shard_that_is_held_is_confirmed_and_one_that_was_lost_is_not(flow: Fl
 def test_a_shard_is_nobodys_for_an_unknown_session(flow: Flow) -> None:
     assert not flow.connection.call(LeaseShard(sid_of(99), 0))
     assert flow.connection.call(LeaseShard(flow.session(), 0))
+
+
+def test_shards_are_told_with_who_leases_them(flow: Flow) -> None:
+    first, second = flow.session(SessionKind.DETOKENIZER), flow.session(SessionKind.DETOKENIZER)
+    assert flow.connection.call(ListShards()) == {}
+    flow.connection.execute([LeaseShard(first, 0), LeaseShard(first, 3), LeaseShard(second, 1)])
+    assert flow.connection.call(ListShards()) == {0: first, 3: first, 1: second}
+    flow.connection.execute([ReleaseShard(first, 3), Leave(second)])
+    assert flow.connection.call(ListShards()) == {0: first}
 
 
 def test_a_backlog_is_what_the_holder_of_a_shard_has_not_told_to_have_read(flow: Flow) -> None:

@@ -127,7 +127,8 @@ def session_of(bus: MemoryBus, name: str, *, after: bytes = b"") -> bytes:
 @contextmanager
 def scheduler(bus: MemoryBus, name: str = "s", **settings: object) -> Iterator[SchedulerService]:
     """A service that runs; at the end it is told to leave at once."""
-    service = SchedulerService(SchedulerSettings(name=name, num_shards=2, **settings), bus)  # type: ignore[arg-type]
+    chosen = SchedulerSettings(**{"name": name, "num_shards": 2} | settings)  # type: ignore[arg-type]
+    service = SchedulerService(chosen, bus)
     stop = Stop()
     failures: list[BaseException] = []
 
@@ -285,7 +286,9 @@ class Client:
 class Worker:
     """A worker in a thread, over the pretended paged cache."""
 
-    def __init__(self, bus: MemoryBus, name: str = "w", home_shard: int = 1, limits: WorkerLimits = LIMITS) -> None:
+    def __init__(
+        self, bus: MemoryBus, name: str = "w", home_shard: int | None = 1, limits: WorkerLimits = LIMITS
+    ) -> None:
         self.bus, self.name, self.limits, self.home_shard = bus, name, limits, home_shard
         self.num_incarnations = 0
         self.num_steps = 0

@@ -1,14 +1,16 @@
 """The service over the bus in memory: whole lives of requests."""
 
 import time
+from itertools import count
 
 import numpy as np
+import pytest
 from memory_bus import MemoryBus
 from scheduler_pool import Client, Worker, expected, prompt, scheduler, until
 
 from contract.domain.errors import ErrorCode
 from contract.domain.finish import FinishReason
-from servicekit.bus.calls import Cancel, ListSessions, SessionKind
+from servicekit.bus.calls import Cancel, Hello, LeaseShard, ListSessions, SessionKind
 
 
 def test_requests_are_claimed_computed_and_logged_in_the_home_shard_of_their_worker() -> None:
@@ -28,6 +30,34 @@ def test_requests_are_claimed_computed_and_logged_in_the_home_shard_of_their_wor
         assert service.stats().num_requests == 0
         assert service.stats().counters.num_generated_tokens == 12 * 2 * 8
         assert service.is_ready()
+
+
+@pytest.mark.parametrize("first_ones", [(0, 1), (0, 2), (0, 3)])
+def test_workers_write_to_shards_of_different_detokenizers(first_ones: tuple[int, int]) -> None:
+    bus = MemoryBus()
+    detokenizers = (b"d" * 16, b"e" * 16)
+    holders = {shard: detokenizers[shard not in first_ones] for shard in range(4)}
+    client = Client(bus)
+    client.positions = {bus.keys.tokens(shard): b"0-0" for shard in holders}
+    for sid in detokenizers:
+        client.connection.call(Hello(sid, SessionKind.DETOKENIZER, "d", "", 60_000))
+    assert all(client.connection.execute([LeaseShard(sid, shard) for shard, sid in holders.items()]))
+    with (
+        scheduler(bus, num_shards=4) as service,
+        Worker(bus, "worker-0", home_shard=None),
+        Worker(bus, "worker-1", home_shard=None),
+    ):
+        until(lambda: len(service.incarnations()) == 2, "both workers")
+        written: set[bytes] = set()
+        numbers = count(1)
+
+        def both_get_work() -> bool:
+            request_id = client.submit(number := next(numbers), prompt(number))
+            client.wait((request_id, 0))
+            written.update(client.shards[request_id])
+            return {sid for shard, sid in holders.items() if bus.keys.tokens(shard) in written} == set(detokenizers)
+
+        until(both_get_work, "rows for both detokenizers")
 
 
 def test_requests_that_came_before_a_worker_are_served_when_it_comes() -> None:
