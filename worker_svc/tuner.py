@@ -33,6 +33,8 @@ from worker_svc.core.kernels.linear.ways import (
     FP8_W8A16,
     INT4,
     NARROW,
+    BatchTile,
+    Fp8BatchTile,
     Fp8FewRowsTile,
     Fp8OneRowTile,
     Int4Tile,
@@ -189,6 +191,8 @@ class Tuner:
 
     def _find(self, product: Product, rows: range, weights: list[Weight]) -> Finding:
         runnable = [*self._operations(()).dense.runnable, *_OF_NARROW]
+        if BatchTile in runnable:
+            runnable.append(Fp8BatchTile)
         standing = Choices(self._standing, runnable).find(product, rows[-1])
         ways = [
             way

@@ -22,10 +22,12 @@ from worker_svc.core.kernels.linear.table import Choices, Line, Table, read_tabl
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
     FP8_FORMS,
+    FP8_W8A8,
     INT4,
     BatchTile,
     Cublas,
     FewRowsTile,
+    Fp8BatchTile,
     Fp8FewRowsTile,
     Fp8OneRowTile,
     Int4StreamTile,
@@ -90,7 +92,9 @@ def test_there_are_candidates_of_every_kernel(kind: Kind, rows: int, kernels: se
     assert {type(way) for way in of_int4} == {Cublas, *of_rows.get(rows, {Int4Tile})}
     of_fp8 = {1: {Fp8OneRowTile, Fp8FewRowsTile}, 2048: set[type]()}.get(rows, {Fp8FewRowsTile})
     for form in FP8_FORMS:
-        assert {type(way) for way in candidates(Product(kind, 6144, 4096, form, 128), rows)} == {Cublas, *of_fp8}
+        in_batch = {Fp8BatchTile} if form == FP8_W8A8 and 1 < rows <= 128 else set[type]()
+        of_form = candidates(Product(kind, 6144, 4096, form, 128), rows)
+        assert {type(way) for way in of_form} == {Cublas, *of_fp8, *in_batch}
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ gate, bias and residual along, many by torch's own product. Rows are rounded by 
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from worker_svc.core.formats.fp8_channel import Fp8Channel
+from worker_svc.core.kernels.linear.batch_rows import BatchRows, RowScales, has_batch_rows
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
 from worker_svc.core.kernels.linear.fp8_rounding import round_gated, round_rows
@@ -16,6 +18,7 @@ from worker_svc.core.kernels.linear.ways import (
     FP8_W8A8,
     FP8_W8A16,
     Cublas,
+    Fp8BatchTile,
     Fp8FewRowsTile,
     Fp8OneRowTile,
     Kind,
@@ -29,13 +32,17 @@ class Fp8Multiplier:
     """Implement `Multiplier` of `Fp8Channel`; for use on one stream.
 
     Args:
-        lines: of the tables for the device, in the order in which they count.
+        device: what computes.
+        lines: of the tables for it, in the order in which they count.
     """
 
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._choices = Choices(lines, (Fp8OneRowTile, Fp8FewRowsTile, Cublas))
-        self._found: dict[tuple[Kind, int, int, str, int], Way] = {}
+    def __init__(self, device: torch.device, lines: Sequence[Line]) -> None:
+        kernels = (Fp8OneRowTile, Fp8FewRowsTile, Cublas)
+        self._without_batch_rows = Choices(lines, kernels)
+        self._choices = Choices(lines, (*kernels, Fp8BatchTile) if has_batch_rows(device) else kernels)
+        self._found: dict[tuple[Kind, int, int, str, int, bool], Way] = {}
         self._few_rows = Fp8FewRows()
+        self._batch_rows = BatchRows()
 
     def fold_norm(self, norm: Norm, packed: Fp8Channel, bias: Tensor | None) -> None:
         """Implement `Multiplier.fold_norm`: what is rounded is not multiplied again."""
@@ -72,10 +79,8 @@ class Fp8Multiplier:
         if isinstance(way, Fp8OneRowTile):  # which rounds by itself
             return None
         rows, scales = round_gated(gate_up, gelu=is_gelu)
-        if isinstance(way, Fp8FewRowsTile):
-            return self._few_rows.multiply(
-                rows, scales, packed.weight, packed.scales, way, gate_up.dtype, bias=bias, residual=residual
-            )
+        if isinstance(way, Fp8FewRowsTile | Fp8BatchTile):
+            return self._of_rows(way, rows, scales, packed, gate_up.dtype, bias=bias, residual=residual)
         return residual.add_(packed.multiply_rounded(rows, scales, bias, gate_up.dtype))
 
     def _multiply(
@@ -110,13 +115,13 @@ class Fp8Multiplier:
         is_gelu: bool = False,
     ) -> Tensor | None:
         """None: tables have none for so many rows."""
-        way = self._way(kind, packed, len(x))
-        weight, scales, is_gated = packed.weight, packed.scales, kind == "gated"
+        is_gated = kind == "gated"
+        way = self._way(kind, packed, len(x), in_batch=not (is_gated and (is_gelu or bias is not None)))
         if isinstance(way, Fp8OneRowTile):
             return fp8_row_linear(
                 x,
-                weight,
-                scales,
+                packed.weight,
+                packed.scales,
                 way,
                 rounds_inputs=packed.rounds_inputs,
                 norm=_scaling(norm),
@@ -125,32 +130,59 @@ class Fp8Multiplier:
                 is_gated=is_gated,
                 gelu=is_gelu,
             )
-        if not isinstance(way, Fp8FewRowsTile):
+        if not isinstance(way, Fp8FewRowsTile | Fp8BatchTile):
             return None
         rows, row_scales = x.contiguous(), None
         if packed.rounds_inputs:
             rows, row_scales = round_rows(rows, _scaling(norm))
         elif norm is not None:
             rows = rms_norm(rows, norm.weight, norm.eps)
-        return self._few_rows.multiply(
-            rows,
-            row_scales,
-            weight,
-            scales,
-            way,
-            x.dtype,
-            bias=bias,
-            residual=residual,
-            is_gated=is_gated,
-            gelu=is_gelu,
+        return self._of_rows(
+            way, rows, row_scales, packed, x.dtype, bias=bias, residual=residual, is_gated=is_gated, is_gelu=is_gelu
         )
 
-    def _way(self, kind: Kind, packed: Fp8Channel, rows: int) -> Way:
+    def _of_rows(
+        self,
+        way: Fp8FewRowsTile | Fp8BatchTile,
+        rows: Tensor,
+        row_scales: Tensor | None,
+        packed: Fp8Channel,
+        dtype: torch.dtype,
+        *,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        is_gated: bool = False,
+        is_gelu: bool = False,
+    ) -> Tensor:
+        """The product of rows that are rounded, if they are to be, and normed."""
+        weight, scales = packed.weight, packed.scales
+        if isinstance(way, Fp8FewRowsTile):
+            return self._few_rows.multiply(
+                rows,
+                row_scales,
+                weight,
+                scales,
+                way,
+                dtype,
+                bias=bias,
+                residual=residual,
+                is_gated=is_gated,
+                gelu=is_gelu,
+            )
+        assert row_scales is not None, "`Fp8BatchTile` fits rounded rows alone"
+        if bias is not None:
+            residual = bias.expand(len(rows), -1) if residual is None else residual.add_(bias)
+        both = RowScales(row_scales, scales)
+        return self._batch_rows.multiply_fp8(rows, weight, both, way, dtype, residual, is_gated=is_gated)
+
+    def _way(self, kind: Kind, packed: Fp8Channel, rows: int, *, in_batch: bool = True) -> Way:
+        """`in_batch`: `BatchRows` may compute it, which knows neither gelu nor biases of gates."""
         dtype = FP8_W8A8 if packed.rounds_inputs else FP8_W8A16
-        key = kind, packed.outputs, packed.inputs, dtype, rows
+        key = kind, packed.outputs, packed.inputs, dtype, rows, in_batch
         way = self._found.get(key)
         if way is None:
-            way = self._found[key] = self._choices.find(Product(*key[:4]), rows)
+            choices = self._choices if in_batch else self._without_batch_rows
+            way = self._found[key] = choices.find(Product(*key[:4]), rows)
         return way
 
 

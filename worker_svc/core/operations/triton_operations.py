@@ -40,7 +40,7 @@ class TritonOperations:
         self._grouped: dict[type, GroupedMultiplier] = {Int4: GroupedMultiplier(Int4Kernels(device), self.dense, lines)}
         self._multipliers: dict[type, Multiplier] = {Dense: self.dense}  # by type of `Packed`
         if kernels_have_fp8(device):
-            self._multipliers[Fp8Channel] = Fp8Multiplier(lines)
+            self._multipliers[Fp8Channel] = Fp8Multiplier(device, lines)
             self._grouped[Fp8Groups] = GroupedMultiplier(Fp8GroupKernels(), self.dense, lines)
         self._multipliers |= self._grouped
 

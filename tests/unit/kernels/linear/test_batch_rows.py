@@ -5,10 +5,11 @@ import torch
 from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, assert_near, assert_replays_alike, randn
 
-from worker_svc.core.kernels.linear.batch_rows import BatchRows, has_batch_rows
+from worker_svc.core.kernels.linear.batch_rows import BatchRows, RowScales, has_batch_rows
 from worker_svc.core.kernels.linear.candidates import candidates
+from worker_svc.core.kernels.linear.fp8_rounding import round_rows
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import BatchTile, Kind, Product
+from worker_svc.core.kernels.linear.ways import FP8_W8A8, BatchTile, Fp8BatchTile, Kind, Product
 
 needs_hopper = pytest.mark.skipif(not has_batch_rows(DEVICE), reason="needs a Hopper GPU")
 INPUTS = 1024
@@ -21,6 +22,17 @@ TILES = [
     BatchTile(64, 128, 0, 64, 2, 8),
     BatchTile(128, 128, 64, 64, 1, 5),
     BatchTile(128, 128, 0, 64, 4, 6),
+]
+
+
+FP8_TILES = [
+    Fp8BatchTile(64, 64, 0, 256, 1, 7),
+    Fp8BatchTile(64, 64, 0, 256, 2, 7),
+    Fp8BatchTile(64, 128, 64, 128, 1, 3),
+    Fp8BatchTile(64, 128, 64, 128, 4, 7),
+    Fp8BatchTile(128, 128, 64, 128, 1, 5),
+    Fp8BatchTile(128, 64, 0, 256, 2, 4),
+    Fp8BatchTile(128, 128, 0, 128, 8, 3),
 ]
 
 
@@ -49,6 +61,26 @@ def test_gates_are_those_of_normed_rows(tile: BatchTile, tiles: int) -> None:
 
 
 @needs_hopper
+@pytest.mark.parametrize("tile", FP8_TILES, ids=str)
+@pytest.mark.parametrize("tiles", [3, 140])
+def test_any_tile_gives_the_product_of_8_bit_floats(tile: Fp8BatchTile, tiles: int) -> None:
+    batch, count = BatchRows(), tiles if tile.splits == 1 else 3
+    weight, of_outputs = round_rows(randn(count * tile.outputs, 2 * INPUTS, seed=2, dtype=torch.float32))
+    for rows in (1, 17, 48, tile.rows - 1, tile.rows):
+        x, of_rows = round_rows(randn(rows, 2 * INPUTS, seed=rows))
+        scales = RowScales(of_rows, of_outputs)
+        product = (x.double() * of_rows) @ (weight.double() * of_outputs).t()
+        residual = randn(rows, len(weight), seed=3)
+        assert_near(batch.multiply_fp8(x, weight, scales, tile, torch.bfloat16), product)
+        added = batch.multiply_fp8(x, weight, scales, tile, torch.bfloat16, residual)
+        assert_near(added, product + residual.double())
+        if tile.splits == 1:
+            gate, up = product.chunk(2, 1)
+            gated = batch.multiply_fp8(x, weight, scales, tile, torch.bfloat16, is_gated=True)
+            assert_near(gated, torch.nn.functional.silu(gate) * up)
+
+
+@needs_hopper
 def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one() -> None:
     batch, hidden = BatchRows(), randn(60, INPUTS, seed=1)
     up, down = randn(6 * 192, INPUTS, seed=2, scale=0.05), randn(INPUTS, 3 * 192, seed=3, scale=0.05)
@@ -70,6 +102,16 @@ def launch_products() -> None:
     batch.gate(x, weight, BatchTile(128, 128, 64, 64, 1, 4), 1e-6)
 
 
+def launch_fp8_candidates(kind: Kind, rows: int) -> None:
+    product, batch = Product(kind, 6144, 4096, FP8_W8A8), BatchRows()
+    x, weight = (torch.zeros(size, 4096).to(torch.float8_e4m3fn) for size in (rows, 6144))
+    scales = RowScales(torch.zeros(rows, 1), torch.zeros(6144, 1))
+    tiles = [way for way in candidates(product, rows) if isinstance(way, Fp8BatchTile)]
+    assert len(tiles) > 4
+    for tile in tiles:
+        batch.multiply_fp8(x, weight, scales, tile, torch.bfloat16, is_gated=kind == "gated")
+
+
 def launch_candidates(kind: Kind, rows: int) -> None:
     product, batch = Product(kind, 6144, 4096), BatchRows()
     x, weight = (torch.zeros(size, 4096, dtype=torch.bfloat16) for size in (rows, 6144))
@@ -88,6 +130,7 @@ def test_all_that_a_tuner_would_measure_compiles_for_a_hopper(
     monkeypatch: pytest.MonkeyPatch, kind: Kind, rows: int
 ) -> None:
     compile_for_hopper(monkeypatch, KERNEL, "wgmma", launch_candidates, kind, rows)
+    compile_for_hopper(monkeypatch, KERNEL, ".e4m3.e4m3", launch_fp8_candidates, kind, rows)
 
 
 def test_the_kernel_compiles_for_a_hopper_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,16 @@ from torch import Tensor
 from worker_svc.core.formats.fp8_channel import FP8, Fp8Channel, round_rows
 from worker_svc.core.kernels.linear import fp8_rounding
 from worker_svc.core.kernels.linear.activation import silu_mul
+from worker_svc.core.kernels.linear.batch_rows import has_batch_rows
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
-from worker_svc.core.kernels.linear.table import Choices
+from worker_svc.core.kernels.linear.table import Choices, Line
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
     FP8_W8A8,
     FP8_W8A16,
     Cublas,
+    Fp8BatchTile,
     Fp8FewRowsTile,
     Fp8OneRowTile,
     Kind,
@@ -47,8 +49,10 @@ def gated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     return activation * up
 
 
-def find(kind: Kind, outputs: int, inputs: int, rows: int, dtype: str = FP8_W8A8) -> Way:
-    return Choices(LINES, (Fp8OneRowTile, Fp8FewRowsTile, Cublas)).find(Product(kind, outputs, inputs, dtype), rows)
+def find(kind: Kind, outputs: int, inputs: int, rows: int, dtype: str = FP8_W8A8, *, in_batch: bool = False) -> Way:
+    kernels = (Fp8OneRowTile, Fp8FewRowsTile, Cublas)
+    choices = Choices(LINES, (*kernels, Fp8BatchTile) if in_batch and has_batch_rows(DEVICE) else kernels)
+    return choices.find(Product(kind, outputs, inputs, dtype), rows)
 
 
 # What rounding to 8 bits does where a number lies between two: kernels and torch norm rows in another order.
@@ -59,7 +63,7 @@ NEAR = 4 * TOLERANCES[DTYPE]
 @pytest.mark.parametrize("rows", [1, 2, 17, 70, 130])
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_products_are_torch_s(rows: int, outputs: int, inputs: int, *, rounds_inputs: bool) -> None:
-    weight, multiplier = packed(outputs, inputs, rounds_inputs=rounds_inputs), Fp8Multiplier(LINES)
+    weight, multiplier = packed(outputs, inputs, rounds_inputs=rounds_inputs), Fp8Multiplier(DEVICE, LINES)
     x, bias, residual = randn(rows, inputs, seed=1), randn(outputs, seed=4), randn(rows, outputs, seed=5)
     expected = weight.multiply(x, None)
     assert_near(multiplier.multiply(x, weight, None), expected)
@@ -69,15 +73,42 @@ def test_products_are_torch_s(rows: int, outputs: int, inputs: int, *, rounds_in
     normed = weight.multiply(norm.normalize(x), bias)
     found = multiplier.of_normed(x, norm, weight, bias)
     dtype = FP8_W8A8 if rounds_inputs else FP8_W8A16
-    has_way = find("normed" if rows == 1 else "biased", outputs, inputs, rows, dtype) != CUBLAS
+    has_way = find("normed" if rows == 1 else "biased", outputs, inputs, rows, dtype, in_batch=True) != CUBLAS
     assert (found is not None) == (has_way or rounds_inputs)
     if found is not None:
         assert_near(found, normed, NEAR)
     for is_gelu in (False, True):
         of_gates = multiplier.gated(x, norm, weight, None, is_gelu=is_gelu)
-        assert (of_gates is not None) == (find("gated", outputs, inputs, rows, dtype) != CUBLAS)
+        way = find("gated", outputs, inputs, rows, dtype, in_batch=not is_gelu)
+        assert (of_gates is not None) == (way != CUBLAS)
         if of_gates is not None:
             assert_near(of_gates, gated(weight.multiply(norm.normalize(x), None), is_gelu=is_gelu), NEAR)
+
+
+@pytest.mark.skipif(not has_batch_rows(DEVICE), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("rows", [2, 33, 64])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_products_of_a_batch_are_torch_s(splits: int, rows: int) -> None:
+    """With what goes along with them, and without what cannot."""
+    tile = Fp8BatchTile(64, 64, 0, 256, splits, 7)
+    line = Line(kinds=("plain", "biased", "added", "gated"), rows=(2, 64), ways=(tile,))
+    weight, multiplier, norm = packed(384, 2048, rounds_inputs=True), Fp8Multiplier(DEVICE, [line]), norm_of(2048)
+    x, bias, residual = randn(rows, 2048, seed=1), randn(384, seed=4), randn(rows, 384, seed=5)
+    expected = weight.multiply(x, None)
+    assert_near(multiplier.multiply(x, weight, None), expected)
+    assert_near(multiplier.multiply(x, weight, bias), expected + bias)
+    assert_near(multiplier.add(x, weight, None, residual.clone()), expected + residual)
+    assert_near(multiplier.add(x, weight, bias, residual.clone()), expected + bias + residual)
+    normed = weight.multiply(norm.normalize(x), None)
+    of_normed = multiplier.of_normed(x, norm, weight, None)
+    assert of_normed is not None
+    assert_near(of_normed, normed, NEAR)
+    of_gates = multiplier.gated(x, norm, weight, None)
+    assert (of_gates is not None) == (splits == 1)
+    if of_gates is not None:
+        assert_near(of_gates, gated(normed, is_gelu=False), NEAR)
+    assert multiplier.gated(x, norm, weight, None, is_gelu=True) is None
+    assert multiplier.gated(x, norm, weight, bias) is None
 
 
 @pytest.mark.parametrize("rows", [1, 3, 200])
@@ -98,7 +129,7 @@ def test_where_kernels_have_no_such_floats_torch_multiplies(monkeypatch: pytest.
 
 @pytest.mark.parametrize("rounds_inputs", [True, False])
 def test_a_row_is_what_it_is_whatever_stands_beside_it(*, rounds_inputs: bool) -> None:
-    weight, multiplier, norm = packed(192, 512, rounds_inputs=rounds_inputs), Fp8Multiplier(LINES), norm_of(512)
+    weight, multiplier, norm = packed(192, 512, rounds_inputs=rounds_inputs), Fp8Multiplier(DEVICE, LINES), norm_of(512)
     x = randn(40, 512, seed=1)
     x[5] *= 30
     together = multiplier.of_normed(x, norm, weight, None)

@@ -184,7 +184,7 @@ def lines(text: str) -> bytes:
         (lines('{"kinds": ["plain"], "rows": [0, 2], "ways": []}'), "one row or more"),
         (
             lines('{"kinds": ["plain"], "rows": [1, 2], "ways": [{"kernel": "cublas"}], "programs": [1, 2]}'),
-            "few_rows, batch_rows, fp8_few_rows, int4_rows and int4_stream only",
+            "few_rows, batch_rows, fp8_few_rows, fp8_batch_rows, int4_rows and int4_stream only",
         ),
         (
             lines(

@@ -12,6 +12,22 @@ def _normed(y, squares, eps, INPUTS: gl.constexpr):
 
 
 @gluon.jit
+def _scaled(y, pointers, first_row, first_output, sizes, HALVES: gl.constexpr):
+    """y with its rows' scales and its outputs'; of 2 halves the first are gates, and the second the ups of the same
+    outputs.
+    """
+    _, _, _, _, row_scales_ptr, scales_ptr = pointers
+    M, N, _, _ = sizes
+    LAYOUT: gl.constexpr = y.type.layout
+    rows = first_row + gl.arange(0, y.shape[0], gl.SliceLayout(1, LAYOUT))
+    columns = gl.arange(0, y.shape[1], gl.SliceLayout(0, LAYOUT))
+    OUTPUTS: gl.constexpr = y.shape[1] // HALVES
+    outputs = first_output + columns % OUTPUTS + columns // OUTPUTS * N
+    y *= gl.load(row_scales_ptr + rows, mask=rows < M, other=0.0)[:, None]
+    return y * gl.load(scales_ptr + outputs)[None, :]
+
+
+@gluon.jit
 def _gated(y):
     ROWS: gl.constexpr = y.shape[0]
     OUTPUTS: gl.constexpr = y.shape[1] // 2
@@ -88,21 +104,27 @@ def end_whole(
     GATED: gl.constexpr,
     RESIDUAL: gl.constexpr,
     NORMED: gl.constexpr,
+    SCALED: gl.constexpr,
     NARROW: gl.constexpr,
 ):
     """Writes a tile, wide part and narrow part."""
-    out_ptr, residual_ptr, _, _ = pointers
-    WIDE: gl.constexpr = y.shape[1] // 2 if GATED else y.shape[1]
-    REST: gl.constexpr = NARROW // 2 if GATED else NARROW
+    out_ptr, residual_ptr, _, _, _, _ = pointers
+    HALVES: gl.constexpr = 2 if GATED else 1
+    WIDE: gl.constexpr = y.shape[1] // HALVES
+    REST: gl.constexpr = NARROW // HALVES
     output = tile * (WIDE + REST)
     if NORMED:
         y = _normed(y, squares, eps, INPUTS)
+    if SCALED:
+        y = _scaled(y, pointers, 0, output, sizes, HALVES)
     if GATED:
         y = _gated(y)
     _write(y, out_ptr, residual_ptr, 0, output, sizes, RESIDUAL)
     if NARROW > 0:
         if NORMED:
             z = _normed(z, squares, eps, INPUTS)
+        if SCALED:
+            z = _scaled(z, pointers, 0, output + WIDE, sizes, HALVES)
         if GATED:
             z = _gated(z)
         _write(z, out_ptr, residual_ptr, 0, output + WIDE, sizes, RESIDUAL)
@@ -118,11 +140,12 @@ def end_split(
     split,
     SPLITS: gl.constexpr,
     RESIDUAL: gl.constexpr,
+    SCALED: gl.constexpr,
     NARROW: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Waits for the tile's other splits; then each adds up some rows."""
-    out_ptr, residual_ptr, parts_ptr, ended_ptr = pointers
+    out_ptr, residual_ptr, parts_ptr, ended_ptr, _, _ = pointers
     M, _, _, _ = sizes
     ROWS: gl.constexpr = y.shape[0]
     WIDE: gl.constexpr = y.shape[1]
@@ -136,7 +159,11 @@ def end_split(
     _meet(ended_ptr + tile, SPLITS)
     row = split * SHARE
     total = _total(parts, row, M, SHARE, WIDE, SIZE, SPLITS, WARPS)
+    if SCALED:
+        total = _scaled(total, pointers, row, output, sizes, 1)
     _write(total, out_ptr, residual_ptr, row, output, sizes, RESIDUAL)
     if NARROW > 0:
         total = _total(parts + ROWS * WIDE, row, M, SHARE, NARROW, SIZE, SPLITS, WARPS)
+        if SCALED:
+            total = _scaled(total, pointers, row, output + WIDE, sizes, 1)
         _write(total, out_ptr, residual_ptr, row, output + WIDE, sizes, RESIDUAL)

@@ -6,102 +6,24 @@ interpreter knows nothing of Gluon.
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from worker_svc.core.kernels.launch import INTERPRETED
 from worker_svc.core.kernels.linear.batch_ends import end_split, end_whole
-from worker_svc.core.kernels.linear.ways import MOST_BATCH_SPLITS, MULTIPROCESSORS, BatchTile
+from worker_svc.core.kernels.linear.batch_loads import PIECE, ask, span
+from worker_svc.core.kernels.linear.ways import MOST_BATCH_SPLITS, MULTIPROCESSORS, BatchTile, Fp8BatchTile
 
 _HOPPER = (9, 0)
 # Of a thread at first; the warps that multiply then get what the one that asks does not need.
 _REGISTERS, _REGISTERS_TO_ASK = 168, gl.constexpr(40)
-
-
-@gluon.jit
-def _span(item, STEPS: gl.constexpr, SPLITS: gl.constexpr):
-    """The first step through an item's inputs, and the one after its last."""
-    split = item % SPLITS
-    return split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS
-
-
-@gluon.jit
-def _inputs(step, first, end, tile, DEPTH: gl.constexpr):
-    """The first of a step's inputs: tiles begin at different ones, so that not all programs want the same rows' inputs
-    at once.
-    """
-    return (first + (step - first + tile * 5) % (end - first)) * DEPTH
-
-
-@gluon.jit
-def _ask_for_weight(weight, wide, narrow, barrier, tile, k, N, GATED: gl.constexpr, NARROW: gl.constexpr):
-    wide_weight, narrow_weight = weight
-    if GATED:
-        # Gates, then ups of the same outputs.
-        WIDE: gl.constexpr = wide.shape[0] // 2
-        REST: gl.constexpr = NARROW // 2
-        first = tile * (WIDE + REST)
-        tma.async_copy_global_to_shared(wide_weight, [first, k], barrier, wide.slice(0, WIDE))
-        tma.async_copy_global_to_shared(wide_weight, [N + first, k], barrier, wide.slice(WIDE, WIDE))
-        if NARROW > 0:
-            tma.async_copy_global_to_shared(narrow_weight, [first + WIDE, k], barrier, narrow.slice(0, REST))
-            tma.async_copy_global_to_shared(narrow_weight, [N + first + WIDE, k], barrier, narrow.slice(REST, REST))
-    else:
-        first = tile * (wide.shape[0] + NARROW)
-        tma.async_copy_global_to_shared(wide_weight, [first, k], barrier, wide)
-        if NARROW > 0:
-            tma.async_copy_global_to_shared(narrow_weight, [first + wide.shape[0], k], barrier, narrow)
-
-
-@gluon.jit
-def _ask(
-    weight,
-    x,
-    tiles,
-    barriers,
-    N,
-    items,
-    STEPS: gl.constexpr,
-    SPLITS: gl.constexpr,
-    GATED: gl.constexpr,
-    NARROW: gl.constexpr,
-):
-    """The work of one warp."""
-    wide, narrow, rows = tiles
-    ready, free = barriers
-    STAGES: gl.constexpr = wide.shape[0]
-    DEPTH: gl.constexpr = wide.shape[2]
-    BYTES: gl.constexpr = (wide.shape[1] + NARROW + rows.shape[1]) * DEPTH * 2
-    AHEAD: gl.constexpr = STAGES if STAGES < STEPS // SPLITS else STEPS // SPLITS
-    item = gl.program_id(0)
-    first, end = _span(item, STEPS, SPLITS)
-    for stage in range(AHEAD):
-        tile = item // SPLITS
-        k = _inputs(first + stage, first, end, tile, DEPTH)
-        mbarrier.expect(ready.index(stage), BYTES)
-        _ask_for_weight(weight, wide.index(stage), narrow.index(stage), ready.index(stage), tile, k, N, GATED, NARROW)
-    gdc_wait()
-    gdc_launch_dependents()
-    count = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        tile = item // SPLITS
-        first, end = _span(item, STEPS, SPLITS)
-        for step in range(first, end):
-            stage = count % STAGES
-            k = _inputs(step, first, end, tile, DEPTH)
-            barrier = ready.index(stage)
-            if count >= AHEAD:
-                mbarrier.wait(free.index(stage), ((count // STAGES) & 1) ^ 1)
-                mbarrier.expect(barrier, BYTES)
-                _ask_for_weight(weight, wide.index(stage), narrow.index(stage), barrier, tile, k, N, GATED, NARROW)
-            tma.async_copy_global_to_shared(x, [0, k], barrier, rows.index(stage))
-            count += 1
 
 
 @gluon.jit
@@ -125,6 +47,62 @@ def _no_squares(rows, WARPS: gl.constexpr):
 
 
 @gluon.jit
+def _summed(
+    y, z, squares, tiles, barriers, count, steps, NORMED: gl.constexpr, NARROW: gl.constexpr, WARPS: gl.constexpr
+):
+    """y and z with an item's products, and what `_squares` has of its rows; two steps are under way at once."""
+    wide, narrow, rows = tiles
+    ready, free = barriers
+    STAGES: gl.constexpr = wide.shape[0]
+    for step in range(steps):
+        stage = count % STAGES
+        mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
+        x = rows.index(stage)
+        if NORMED:
+            squares += _squares(x, WARPS)
+        y = warpgroup_mma(x, wide.index(stage).permute((1, 0)), y, is_async=True)
+        if NARROW > 0:
+            z = warpgroup_mma(x, narrow.index(stage).permute((1, 0)), z, is_async=True)
+            y, z = warpgroup_mma_wait(2, deps=(y, z))
+        else:
+            y = warpgroup_mma_wait(1, deps=(y,))
+        # Now nobody reads the tiles of the step before.
+        mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=step > 0)
+        count += 1
+    if NARROW > 0:
+        y, z = warpgroup_mma_wait(0, deps=(y, z))
+    else:
+        y = warpgroup_mma_wait(0, deps=(y,))
+    mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+    return y, z, squares
+
+
+@gluon.jit
+def _summed_by_steps(y, z, tiles, barriers, count, steps, NARROW: gl.constexpr):
+    """As `_summed`, of 8-bit floats: a step's sums are added in fp32, since matrix units keep 14 bits of theirs."""
+    wide, narrow, rows = tiles
+    ready, free = barriers
+    STAGES: gl.constexpr = wide.shape[0]
+    zeros = gl.zeros_like(y)
+    for _ in range(steps):
+        stage = count % STAGES
+        mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
+        x = rows.index(stage)
+        part = warpgroup_mma(x, wide.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if NARROW > 0:
+            rest = gl.zeros_like(z)
+            rest = warpgroup_mma(x, narrow.index(stage).permute((1, 0)), rest, use_acc=False, is_async=True)
+            part, rest = warpgroup_mma_wait(0, deps=(part, rest))
+            z += rest
+        else:
+            part = warpgroup_mma_wait(0, deps=(part,))
+        mbarrier.arrive(free.index(stage))
+        y += part
+        count += 1
+    return y, z
+
+
+@gluon.jit
 def _multiply(
     tiles,
     barriers,
@@ -136,51 +114,36 @@ def _multiply(
     GATED: gl.constexpr,
     RESIDUAL: gl.constexpr,
     NORMED: gl.constexpr,
+    SCALED: gl.constexpr,
     NARROW: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """The work of all other warps."""
-    wide, narrow, rows = tiles
-    ready, free = barriers
+    wide, _, rows = tiles
     _, _, items, _ = sizes
-    STAGES: gl.constexpr = wide.shape[0]
     WIDE: gl.constexpr = wide.shape[1]
     ROWS: gl.constexpr = rows.shape[1]
     INPUTS: gl.constexpr = STEPS * wide.shape[2]
+    DEEP: gl.constexpr = 256 // rows.dtype.primitive_bitwidth  # inputs that matrix units take at once
     gdc_wait()
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        first, end = _span(item, STEPS, SPLITS)
-        y = gl.zeros([ROWS, WIDE], gl.float32, gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, WIDE, 16]))
+        first, end = span(item, STEPS, SPLITS)
+        y = gl.zeros([ROWS, WIDE], gl.float32, gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, WIDE, DEEP]))
         z = y
         if NARROW > 0:
-            z = gl.zeros([ROWS, NARROW], gl.float32, gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, NARROW, 16]))
+            z = gl.zeros([ROWS, NARROW], gl.float32, gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, NARROW, DEEP]))
         squares = _no_squares(rows.index(0), WARPS)
-        for step in range(first, end):
-            stage = count % STAGES
-            mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
-            x = rows.index(stage)
-            if NORMED:
-                squares += _squares(x, WARPS)
-            y = warpgroup_mma(x, wide.index(stage).permute((1, 0)), y, is_async=True)
-            if NARROW > 0:
-                z = warpgroup_mma(x, narrow.index(stage).permute((1, 0)), z, is_async=True)
-                y, z = warpgroup_mma_wait(2, deps=(y, z))
-            else:
-                y = warpgroup_mma_wait(1, deps=(y,))
-            # Now nobody reads the tiles of the step before.
-            mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=step > first)
-            count += 1
-        if NARROW > 0:
-            y, z = warpgroup_mma_wait(0, deps=(y, z))
+        if SCALED:
+            y, z = _summed_by_steps(y, z, tiles, barriers, count, end - first, NARROW)
         else:
-            y = warpgroup_mma_wait(0, deps=(y,))
-        mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+            y, z, squares = _summed(y, z, squares, tiles, barriers, count, end - first, NORMED, NARROW, WARPS)
+        count += end - first
         tile, split = item // SPLITS, item % SPLITS
         if SPLITS > 1:
-            end_split(y, z, pointers, sizes, tile, split, SPLITS, RESIDUAL, NARROW, WARPS)
+            end_split(y, z, pointers, sizes, tile, split, SPLITS, RESIDUAL, SCALED, NARROW, WARPS)
         else:
-            end_whole(y, z, squares, pointers, eps, sizes, tile, INPUTS, GATED, RESIDUAL, NORMED, NARROW)
+            end_whole(y, z, squares, pointers, eps, sizes, tile, INPUTS, GATED, RESIDUAL, NORMED, SCALED, NARROW)
 
 
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
@@ -193,17 +156,21 @@ def _batch_rows(
     residual_ptr,  # [M, N]; of a bias all rows are one
     parts_ptr,  # f32[tiles, SPLITS, rows, outputs of a tile]
     ended_ptr,  # i32[tiles]
+    row_scales_ptr,  # f32[M]
+    scales_ptr,  # f32[N]; GATED: [2 N]
     eps,
     M,
     N,
     items,  # tiles, or splits of tiles
     residual_stride,  # between rows
+    ROWS: gl.constexpr,  # that there is room for
     STEPS: gl.constexpr,
     SPLITS: gl.constexpr,  # power of two
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
     RESIDUAL: gl.constexpr,
     NORMED: gl.constexpr,  # rows of x are divided by their root mean square
+    SCALED: gl.constexpr,  # x and weight are 8-bit floats
     NARROW: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -214,7 +181,7 @@ def _batch_rows(
     narrow = wide
     if NARROW > 0:
         narrow = gl.allocate_shared_memory(x.dtype, [STAGES, NARROW, DEPTH], narrow_weight.layout)
-    rows = gl.allocate_shared_memory(x.dtype, [STAGES, x.block_type.shape[0], DEPTH], x.layout)
+    rows = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, DEPTH], x.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -222,15 +189,29 @@ def _batch_rows(
         mbarrier.init(free.index(stage), count=1)
     tiles = (wide, narrow, rows)
     barriers = (ready, free)
-    pointers = (out_ptr, residual_ptr, parts_ptr, ended_ptr)
+    pointers = (out_ptr, residual_ptr, parts_ptr, ended_ptr, row_scales_ptr, scales_ptr)
     sizes = (M, N, items, residual_stride)
     gl.warp_specialize(
         [
             (
                 _multiply,
-                (tiles, barriers, pointers, eps, sizes, STEPS, SPLITS, GATED, RESIDUAL, NORMED, NARROW, num_warps),
+                (
+                    tiles,
+                    barriers,
+                    pointers,
+                    eps,
+                    sizes,
+                    STEPS,
+                    SPLITS,
+                    GATED,
+                    RESIDUAL,
+                    NORMED,
+                    SCALED,
+                    NARROW,
+                    num_warps,
+                ),
             ),
-            (_ask, ((wide_weight, narrow_weight), x, tiles, barriers, N, items, STEPS, SPLITS, GATED, NARROW)),
+            (ask, ((wide_weight, narrow_weight), x, tiles, barriers, M, N, items, STEPS, SPLITS, GATED, NARROW)),
         ],
         [1],
         [_REGISTERS_TO_ASK],
@@ -246,9 +227,16 @@ def has_batch_rows(device: torch.device) -> bool:
     return (properties.major, properties.minor) == _HOPPER and properties.multi_processor_count >= MULTIPROCESSORS
 
 
+class RowScales(NamedTuple):
+    """What a product of 8-bit floats is multiplied with."""
+
+    of_rows: Tensor  # f32[rows, 1]
+    of_outputs: Tensor  # f32[outputs, 1]; of a gated product gates, then ups
+
+
 class BatchRows:
-    """Multiplies a batch's rows, bf16, on one stream: splits of a tile wait for each other, so that a device must not
-    be shared with another that does the same at the same time.
+    """Multiplies a batch's rows, bf16 or 8-bit floats, on one stream: splits of a tile wait for each other, so that a
+    device must not be shared with another that does the same at the same time.
     """
 
     def __init__(self) -> None:
@@ -264,13 +252,37 @@ class BatchRows:
         """silu(gate) * up of hidden / rms(hidden): hidden [rows, inputs], weight [2 * outputs, inputs], gates then ups
         -> [rows, outputs]; a tile without splits.
         """
-        return self._launch(hidden, weight, tile, eps=eps)
+        return self._launch(hidden, weight, tile, is_gated=True, eps=eps)
+
+    def multiply_fp8(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        scales: RowScales,
+        tile: Fp8BatchTile,
+        dtype: torch.dtype,
+        residual: Tensor | None = None,
+        *,
+        is_gated: bool = False,
+    ) -> Tensor:
+        """x @ weight.T * scales + residual, in `dtype`: x f8[rows, inputs], weight f8[outputs, inputs], the rest as of
+        `multiply`; gated, silu(gate) * up instead of the sum, as of `gate` but for the norm.
+        """
+        return self._launch(x, weight, tile, residual, is_gated=is_gated, scales=scales, dtype=dtype)
 
     def _launch(
-        self, x: Tensor, weight: Tensor, tile: BatchTile, residual: Tensor | None = None, eps: float | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        tile: BatchTile | Fp8BatchTile,
+        residual: Tensor | None = None,
+        *,
+        is_gated: bool = False,
+        eps: float | None = None,
+        scales: RowScales | None = None,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
         rows, inputs = x.shape
-        is_gated = eps is not None
         halves = 2 if is_gated else 1
         outputs = len(weight) // halves
         tiles = outputs * halves // tile.outputs
@@ -278,27 +290,31 @@ class BatchRows:
         if self._ended is None:
             # How often splits have met, which their number divides: numbers of splits have counters of their own.
             self._ended = torch.zeros(MOST_BATCH_SPLITS + 1, MULTIPROCESSORS, dtype=torch.int32, device=x.device)
-        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+        out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
         parts = torch.empty(items, tile.rows, tile.outputs, device=x.device) if tile.splits > 1 else out
         _batch_rows[(min(items, MULTIPROCESSORS),)](
             _tiled(weight, tile.wide // halves, tile.inputs),
             _tiled(weight, (tile.narrow or tile.wide) // halves, tile.inputs),
-            _tiled(x, tile.rows, tile.inputs),
+            _tiled(x, PIECE.value, tile.inputs),
             out,
-            residual if residual is not None else x,
+            residual if residual is not None else out,
             parts,
             self._ended[tile.splits],
+            scales.of_rows if scales is not None else out,
+            scales.of_outputs if scales is not None else out,
             eps if eps is not None else 0.0,
             rows,
             outputs,
             items,
             residual.stride(0) if residual is not None else 0,
             STEPS=inputs // tile.inputs,
+            ROWS=tile.rows,
             SPLITS=tile.splits,
             STAGES=tile.stages,
             GATED=is_gated,
             RESIDUAL=residual is not None,
-            NORMED=is_gated,
+            NORMED=eps is not None,
+            SCALED=scales is not None,
             NARROW=tile.narrow,
             num_warps=tile.rows // 16,
             maxnreg=_REGISTERS,
@@ -309,4 +325,5 @@ class BatchRows:
 
 def _tiled(matrix: Tensor, rows: int, inputs: int) -> TensorDescriptor:
     shape = [rows, inputs]
-    return TensorDescriptor.from_tensor(matrix, shape, gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16))
+    dtype = gl.bfloat16 if matrix.dtype is torch.bfloat16 else gl.float8e4nv
+    return TensorDescriptor.from_tensor(matrix, shape, gl.NVMMASharedLayout.get_default_for(shape, dtype))

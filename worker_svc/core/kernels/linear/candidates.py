@@ -11,6 +11,7 @@ from worker_svc.core.kernels.linear.ways import (
     BatchTile,
     Cublas,
     FewRowsTile,
+    Fp8BatchTile,
     Fp8FewRowsTile,
     Fp8OneRowTile,
     Int4StreamTile,
@@ -49,10 +50,13 @@ def candidates(product: Product, rows: int) -> list[Way]:
     if product.dtype == INT4:
         return [CUBLAS, *(way for way in (*_int4_rows(rows), *_int4_stream(rows)) if way.fits(product, rows))]
     if product.dtype in FP8_FORMS:
-        return [CUBLAS, *(way for way in (*_fp8_one_row(), *_fp8_few_rows()) if way.fits(product, rows))]
+        of_fp8: list[Way] = [CUBLAS, *_fp8_one_row(), *_fp8_few_rows()]
+        if rows > 1:
+            of_fp8 += _batch_rows(Fp8BatchTile, rows, (128, 256))
+        return [way for way in of_fp8 if way.fits(product, rows)]
     ways: list[Way] = [CUBLAS, *_cublas(product, rows), *_one_row(product), *_few_rows()]
     if rows >= _FEWEST_BATCH_ROWS:
-        ways += _batch_rows(next((each for each in _BATCH_ROWS if each >= rows), _BATCH_ROWS[-1]))
+        ways += _batch_rows(BatchTile, rows, (64, 128))
     if rows >= _FEWEST_MANY_ROWS:
         ways += _MANY_TILES
     return [way for way in ways if way.fits(product, rows)]
@@ -115,11 +119,13 @@ def _int4_stream(rows: int) -> Iterator[Way]:
         yield from (Int4StreamTile(*each) for each in combinations(STREAMED_INT4_ROWS, (False, True)))
 
 
-def _batch_rows(rows: int) -> Iterator[Way]:
-    for (wide, narrow), inputs, splits in combinations(((64, 0), (128, 0), (128, 64)), (64, 128), (1, 2, 4, 8)):
+def _batch_rows(kernel: type[BatchTile | Fp8BatchTile], rows: int, steps: tuple[int, int]) -> Iterator[Way]:
+    """Of tiles of the fewest rows that are enough, with as many stages as there is room for."""
+    of_all = next((each for each in _BATCH_ROWS if each >= rows), _BATCH_ROWS[-1])
+    for (wide, narrow), inputs, splits in combinations(((64, 0), (128, 0), (128, 64)), steps, (1, 2, 4, 8)):
         for stages in range(_MOST_BATCH_STAGES, 1, -1):
             try:
-                yield BatchTile(rows, wide, narrow, inputs, splits, stages)
+                yield kernel(of_all, wide, narrow, inputs, splits, stages)
             except ValueError:  # no room for so many
                 continue
             break

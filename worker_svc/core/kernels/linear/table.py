@@ -10,6 +10,7 @@ from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
     BatchTile,
     FewRowsTile,
+    Fp8BatchTile,
     Fp8FewRowsTile,
     Int4StreamTile,
     Int4Tile,
@@ -23,7 +24,7 @@ Span: TypeAlias = tuple[int, int | None]  # the first and the last; None: withou
 
 _ANY: Span = (0, None)
 # Whose programs are as many as a line may ask for.
-_Counted = FewRowsTile | BatchTile | Fp8FewRowsTile | Int4Tile | Int4StreamTile
+_Counted = FewRowsTile | BatchTile | Fp8BatchTile | Fp8FewRowsTile | Int4Tile | Int4StreamTile
 
 
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -56,7 +57,8 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def __post_init__(self) -> None:
         if self.programs is not None and not all(isinstance(way, _Counted) for way in self.ways):
             raise ValueError(
-                "programs are told of ways of few_rows, batch_rows, fp8_few_rows, int4_rows and int4_stream only"
+                "programs are told of ways of few_rows, batch_rows, fp8_few_rows, fp8_batch_rows, int4_rows and "
+                "int4_stream only"
             )
         if self.rows[0] < 1 or self.rows_multiple < 1:
             raise ValueError("a product has one row or more")

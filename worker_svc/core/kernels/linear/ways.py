@@ -95,9 +95,7 @@ class FewRowsTile(_Way, frozen=True, tag="few_rows"):
         return is_there and 1 < rows <= MOST_FEW_ROWS and divides and has_counters
 
 
-class BatchTile(_Way, frozen=True, tag="batch_rows"):
-    """Of all rows of a batch by `BatchRows`: a program does one tile, or as many programs the splits of one."""
-
+class _BatchTile(_Way, frozen=True):
     rows: int  # that there is room for: 64 or 128
     wide: int  # outputs of a tile; of a gated product half of them are gates, half ups
     narrow: int  # and so many more: with 128 and 64 outputs of 192
@@ -109,8 +107,13 @@ class BatchTile(_Way, frozen=True, tag="batch_rows"):
         _require_powers_of_two(wide=self.wide, inputs=self.inputs, splits=self.splits)
         if self.rows not in (64, 128) or self.splits > MOST_BATCH_SPLITS:
             raise ValueError(f"batch_rows has tiles of 64 or 128 rows and at most {MOST_BATCH_SPLITS} splits")
-        if self.stages * ((self.outputs + self.rows) * self.inputs * 2 + _BARRIER_BYTES) > _SHARED_BYTES:
+        num_bytes = (self.outputs + self.rows) * self.inputs * self._value_bytes
+        if self.stages * (num_bytes + _BARRIER_BYTES) > _SHARED_BYTES:
             raise ValueError(f"batch_rows has no shared memory for {self.stages} stages of such tiles")
+
+    @property
+    def _value_bytes(self) -> int:
+        raise NotImplementedError
 
     @property
     def outputs(self) -> int:
@@ -123,11 +126,36 @@ class BatchTile(_Way, frozen=True, tag="batch_rows"):
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        if product.kind == "normed" or product.dtype != BFLOAT16 or rows > self.rows:
+        if rows > self.rows:
             return False
         divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         meets = self.splits == 1 or (product.kind != "gated" and self.programs(product) <= MULTIPROCESSORS)
         return divides and meets
+
+
+class BatchTile(_BatchTile, frozen=True, tag="batch_rows"):
+    """Of all rows of a batch by `BatchRows`: a program does one tile, or as many programs the splits of one."""
+
+    @property
+    def _value_bytes(self) -> int:
+        return 2
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        is_there = product.kind != "normed" and product.dtype == BFLOAT16
+        return is_there and super().fits(product, rows)
+
+
+class Fp8BatchTile(_BatchTile, frozen=True, tag="fp8_batch_rows"):
+    """The same of weights and rows of 8-bit floats."""
+
+    @property
+    def _value_bytes(self) -> int:
+        return 1
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        return product.dtype == FP8_W8A8 and super().fits(product, rows)
 
 
 class Fp8OneRowTile(_Way, frozen=True, tag="fp8_one_row"):
@@ -297,6 +325,7 @@ Way: TypeAlias = (
     OneRowTile
     | FewRowsTile
     | BatchTile
+    | Fp8BatchTile
     | ManyRowsTile
     | Cublas
     | Fp8OneRowTile
