@@ -177,7 +177,7 @@ def main() -> int:
     parser.add_argument("--chunk", type=int, default=0, help="tokens of a step at most; 0: what suits the model")
     parser.add_argument("--gateways", type=int, default=4, help="gateway processes of the pipeline")
     parser.add_argument("--serve", action="append", default=[], help="a further flag for `penstock serve`")
-    parser.add_argument("--profile", action="store_true", help="where the time of decode steps goes, and the CPU's")
+    parser.add_argument("--profile", action="store_true", help="where the time of decode steps and prompts goes")
     parser.add_argument("--peer-path", default="", help="a folder with the peer's packages, if they are not installed")
     parser.add_argument("--tune", action="store_true", help="`penstock tune` each model before it is measured")
     parser.add_argument("--keep", type=Path, help="a folder for what was measured: found there, it is not done again")

@@ -62,6 +62,10 @@ def main() -> None:
         from bench.rig.step_profile import profile_decode  # noqa: PLC0415  (torch: a simulated runner does without)
 
         answer(profile=profile_decode(llm, batch))
+    if asked["profiled"]:
+        from bench.rig.step_profile import profile_prompts  # noqa: PLC0415  (as above)
+
+        answer(profile=profile_prompts(llm))
 
 
 if __name__ == "__main__":

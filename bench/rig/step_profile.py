@@ -1,7 +1,9 @@
-"""The time of decode steps: on the device by kernel, and between steps."""
+"""The time of decode steps and of prompts: on the device by kernel, and between kernels."""
 
+import random
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -10,7 +12,9 @@ from penstock import LLM, SamplingParams
 
 NUM_STEPS = 20
 NUM_BEFORE = 16  # steps of every run in which not yet all sequences may decode, so that two runs differ by full batches
-NUM_KERNELS = 8
+NUM_PROMPTS, PROMPT_LENGTH = 8, 2048
+NUM_KERNELS = 12
+_Kernels: TypeAlias = dict[str, tuple[float, float]]  # microseconds and launches by name
 
 
 def profile_decode(llm: LLM, batch: int) -> list[str]:
@@ -25,18 +29,37 @@ def profile_decode(llm: LLM, batch: int) -> list[str]:
     seconds(NUM_BEFORE)  # what is done for the first time is not measured
     wall_us = (seconds(NUM_BEFORE + 4 * NUM_STEPS) - seconds(NUM_BEFORE)) / (4 * NUM_STEPS) * 1e6
     short, long = _kernels(lambda: seconds(NUM_BEFORE)), _kernels(lambda: seconds(NUM_BEFORE + NUM_STEPS))
-    per_step = []  # microseconds, launches, kernel
+    per_step: _Kernels = {}
     for name, (time_us, count) in long.items():
         before_us, count_before = short.get(name, (0.0, 0))
-        per_step.append(((time_us - before_us) / NUM_STEPS, (count - count_before) / NUM_STEPS, name))
-    total_us, num_launches = sum(each[0] for each in per_step), sum(each[1] for each in per_step)
-    lines = [f"step of {batch}: wall {wall_us:.0f} us, kernels {total_us:.0f} us in {num_launches:.0f}"]
-    longest = sorted(per_step, reverse=True)[:NUM_KERNELS]
+        per_step[name] = (time_us - before_us) / NUM_STEPS, (count - count_before) / NUM_STEPS
+    return _lines(f"step of {batch}", wall_us, per_step)
+
+
+def profile_prompts(llm: LLM) -> list[str]:
+    """Lines that say the same of prompts that are computed together, each of which is new."""
+    dice = random.Random(1)
+
+    def seconds() -> float:
+        prompts = [{"prompt_token_ids": dice.choices(range(1, 200), k=PROMPT_LENGTH)} for _ in range(NUM_PROMPTS)]
+        begin = time.perf_counter()
+        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
+        return time.perf_counter() - begin
+
+    seconds()
+    wall_us = min(seconds() for _ in range(3)) * 1e6
+    return _lines(f"{NUM_PROMPTS} prompts of {PROMPT_LENGTH:,} tokens", wall_us, _kernels(seconds))
+
+
+def _lines(what: str, wall_us: float, kernels: _Kernels) -> list[str]:
+    total_us, num_launches = (sum(each) for each in zip(*kernels.values(), strict=True))
+    lines = [f"{what}: wall {wall_us:.0f} us, kernels {total_us:.0f} us in {num_launches:.0f}"]
+    longest = sorted(((*each, name) for name, each in kernels.items()), reverse=True)[:NUM_KERNELS]
     return lines + [f"    {time_us:8.1f} us {count:6.1f} x {name[:80]}" for time_us, count, name in longest]
 
 
-def _kernels(run: Callable[[], object]) -> dict[str, tuple[float, int]]:
-    """Microseconds and launches of each kernel."""
+def _kernels(run: Callable[[], object]) -> _Kernels:
+    """The time and launches of each kernel."""
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         run()
         torch.cuda.synchronize()
