@@ -1,7 +1,7 @@
 """Ways to compute a product with a weight, as tables of tuning have them: a kernel and its tile, or cuBLAS."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -96,6 +96,10 @@ class FewRowsTile(_Way, frozen=True, tag="few_rows"):
 
 
 class _BatchTile(_Way, frozen=True):
+    """Of all rows of a batch by `BatchRows`: a program does one tile, or as many programs the splits of one."""
+
+    _value_bytes: ClassVar[int]
+
     rows: int  # that there is room for: 64 or 128
     wide: int  # outputs of a tile; of a gated product half of them are gates, half ups
     narrow: int  # and so many more: with 128 and 64 outputs of 192
@@ -110,10 +114,6 @@ class _BatchTile(_Way, frozen=True):
         num_bytes = (self.outputs + self.rows) * self.inputs * self._value_bytes
         if self.stages * (num_bytes + _BARRIER_BYTES) > _SHARED_BYTES:
             raise ValueError(f"batch_rows has no shared memory for {self.stages} stages of such tiles")
-
-    @property
-    def _value_bytes(self) -> int:
-        raise NotImplementedError
 
     @property
     def outputs(self) -> int:
@@ -134,11 +134,9 @@ class _BatchTile(_Way, frozen=True):
 
 
 class BatchTile(_BatchTile, frozen=True, tag="batch_rows"):
-    """Of all rows of a batch by `BatchRows`: a program does one tile, or as many programs the splits of one."""
+    """The same of weights and rows of 16 bits."""
 
-    @property
-    def _value_bytes(self) -> int:
-        return 2
+    _value_bytes = 2
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
@@ -149,9 +147,7 @@ class BatchTile(_BatchTile, frozen=True, tag="batch_rows"):
 class Fp8BatchTile(_BatchTile, frozen=True, tag="fp8_batch_rows"):
     """The same of weights and rows of 8-bit floats."""
 
-    @property
-    def _value_bytes(self) -> int:
-        return 1
+    _value_bytes = 1
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
