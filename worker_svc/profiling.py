@@ -169,8 +169,8 @@ class Profiler:
         And with the two largest graphs, of which the second says what each further one takes.
         """
         device = self._maker.device
-        num_others = self._maker.max_num_seqs - 1
-        lengths = [min(self._max_model_len, self._maker.max_num_batched_tokens - num_others)] + [1] * num_others
+        maker = self._maker
+        lengths = full_lengths(maker.max_num_batched_tokens, maker.max_num_seqs, self._max_model_len)
         kinds = self._maker.shape.layout.kinds
         num_blocks = sum(kind.num_blocks(length) for kind in kinds for length in lengths)
         before_bytes = torch.cuda.memory_allocated(device)
@@ -215,6 +215,18 @@ class Profiler:
             raise invalid(
                 f"there is no room for {what} ({account}; {error}): {way_out}", "gpu_memory_utilization"
             ) from error
+
+
+def full_lengths(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> list[int]:
+    """The tokens of each sequence of a step that has as many sequences, and then as many tokens, as any may have: the
+    first are as long as contexts may be.
+    """
+    left, lengths = max_num_batched_tokens - max_num_seqs, []
+    for _ in range(max_num_seqs):
+        more = min(max_model_len - 1, left)
+        lengths.append(1 + more)
+        left -= more
+    return lengths
 
 
 def _full_plan(lengths: list[int], kinds: Sequence[KVKind]) -> StepPlan:

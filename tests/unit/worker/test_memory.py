@@ -1,10 +1,13 @@
 """How many blocks there are, and what is said when something does not fit."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contract.domain.errors import PenstockError
 from contract.domain.kv_kinds import KVKind, Reach
 from worker_svc.core.memory import Budget, MemoryProfile, fit_model_len, num_blocks_in
+from worker_svc.profiling import full_lengths
 
 MIB, GIB = 1 << 20, 1 << 30
 KINDS = (KVKind(16),)
@@ -62,3 +65,19 @@ def test_weights_must_fit_into_what_others_leave_of_the_share() -> None:
         PenstockError, match=r"weights need 7\.0 GiB, 2\.0 GiB more than there is: .* 0\.75 of 8\.0 GiB"
     ):
         budget.check_weights(7 * GIB)
+
+
+@given(st.integers(1, 300), st.integers(0, 20_000), st.integers(1, 5000))
+def test_the_step_by_which_memory_is_measured_is_as_full_as_any(
+    max_num_seqs: int, more_tokens: int, max_model_len: int
+) -> None:
+    max_num_batched_tokens = max_num_seqs + more_tokens
+    lengths = full_lengths(max_num_batched_tokens, max_num_seqs, max_model_len)
+    assert len(lengths) == max_num_seqs
+    assert all(1 <= length <= max_model_len for length in lengths)
+    assert sum(lengths) == min(max_num_batched_tokens, max_num_seqs * max_model_len)
+
+
+def test_where_contexts_are_shorter_than_a_step_it_has_several_that_are_as_long_as_any() -> None:
+    assert full_lengths(100, 4, 40) == [40, 40, 19, 1]
+    assert full_lengths(100, 4, 1000) == [97, 1, 1, 1]
