@@ -13,9 +13,9 @@ from worker_svc.core.kernels.experts.routing import (
     score_experts,
     score_rows,
     scores_singly,
-    sort_pairs,
 )
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
+from worker_svc.core.kernels.experts.sorting import sort_pairs
 from worker_svc.core.kernels.experts.tile_stream import add_streamed, can_stream
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
 from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP8, ExpertWeights

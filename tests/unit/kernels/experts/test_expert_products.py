@@ -17,8 +17,9 @@ from worker_svc.core.formats.stacked.floats import StackedFloats
 from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
-from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
+from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows
+from worker_svc.core.kernels.experts.sorting import SortedPairs, sort_pairs
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles, most_tiles
 from worker_svc.core.kernels.experts.tuning import tile_for
 from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights
@@ -179,7 +180,7 @@ def compile_all() -> None:
         compiled.append(event["src"].name)
 
     def launch() -> None:
-        for rows in (1, 2, 64, 256):
+        for rows in (1, 2, 64, 256, 1100):
             x, up, down, total, _ = sample(rows)
             mixture = Mixture(up, down)
             add_experts(*norm_score(x, NORM, mixture.router), mixture, total)
@@ -188,7 +189,8 @@ def compile_all() -> None:
     triton.knobs.compilation.listener = observe
     compile_launches(launch, 2)
     assert set(compiled) == {
-        *("_score_row", "_score_experts", "_choose_experts", "_sort_pairs", "_scale_by_sigmoid"),
+        *("_score_row", "_score_experts", "_choose_experts", "_scale_by_sigmoid"),
+        *("_sort_pairs", "_count_pairs", "_sort_parts"),
         *("_gate_float_rows", "_add_float_rows", "_gate_tiles", "_multiply_tiles", "_add_up", "_rms_norm"),
     }
 

@@ -7,7 +7,8 @@ import torch
 from kernel_inputs import DEVICE, assert_near, randn
 from torch import Tensor
 
-from worker_svc.core.kernels.experts.routing import choose_experts, score_experts, score_rows, sort_pairs
+from worker_svc.core.kernels.experts.routing import choose_experts, score_experts, score_rows
+from worker_svc.core.kernels.experts.sorting import sort_pairs
 from worker_svc.core.models.spec import RouterSpec
 from worker_svc.core.operations.torch_experts import choose_experts as expected_experts
 from worker_svc.core.operations.torch_experts import score_experts as expected_scores
@@ -93,7 +94,7 @@ def test_rows_that_are_no_numbers_still_name_experts(spec: RouterSpec) -> None:
     assert bool(((ids >= 0) & (ids < 12)).all())
 
 
-@pytest.mark.parametrize("pairs", [(1, 2), (700, 3), (1500, 3)])
+@pytest.mark.parametrize("pairs", [(1, 2), (700, 3), (1500, 3), (1366, 3), (2000, 3)])
 def test_pairs_are_sorted_by_expert_and_keep_their_order(pairs: tuple[int, int]) -> None:
     ids = torch.randint(0, 9, pairs, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.int32)
     ids[ids == 4] = 7  # nobody's

@@ -16,8 +16,9 @@ from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.formats.words import BLOCK, WORDS
 from worker_svc.core.kernels import words
 from worker_svc.core.kernels.experts import weights as kernel_weights
-from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
+from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
+from worker_svc.core.kernels.experts.sorting import SortedPairs, sort_pairs
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
 from worker_svc.core.kernels.experts.weights import FLOATS, FP4, ExpertWeights
 from worker_svc.core.kernels.experts.weights import FP8 as FP8_FORM

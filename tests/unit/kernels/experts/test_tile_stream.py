@@ -7,7 +7,8 @@ from kernel_inputs import DEVICE, assert_near, randn
 from torch import Tensor
 
 from worker_svc.core.kernels.experts import tile_stream
-from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
+from worker_svc.core.kernels.experts.routing import Routed
+from worker_svc.core.kernels.experts.sorting import SortedPairs, sort_pairs
 from worker_svc.core.kernels.experts.tile_stream import add_streamed, can_stream, lay_tiles
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
 from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights
@@ -34,6 +35,7 @@ def test_tiles_are_laid_by_expert_and_those_after_the_last_have_no_pairs(counts:
     order = torch.zeros(max(1, sum(counts)), dtype=torch.int32, device=DEVICE)
     columns = (torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in (counts, firsts))
     laid = lay_tiles(SortedPairs(order, *columns))
+    assert not any(column.data_ptr() % 16 for column in (laid.experts, laid.firsts, laid.lengths))
     expected = [
         (expert, firsts[expert] + begin, min(128, count - begin))
         for expert, count in enumerate(counts)

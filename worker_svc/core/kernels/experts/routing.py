@@ -1,5 +1,5 @@
-"""Routing: scores of experts, the best of them for each row, and the order of rows by expert. Nothing waits for the
-host, and what is launched does not depend on what is chosen.
+"""Routing: scores of experts, and the best of them for each row. Nothing waits for the host, and what is launched does
+not depend on what is chosen.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,6 @@ _FEWEST_LARGE_ROWS = 1024  # that are scored by larger programs
 _INPUTS, _STEPS = 128, 3  # inputs of a step, and steps of a program: few, as each waits for memory
 _MOST_SINGLE_ROWS, _MOST_SINGLE_INPUTS = 8, 8192  # that are scored one by one, without tensor cores
 _SINGLE_EXPERTS = 2  # of a program that does so
-_PAIRS, _MANY_PAIRS = 1024, 8192  # that are looked at at once when they are sorted, and where there are more than some
-_SOME_PAIRS = 4096
 _TINY = tl.constexpr(1e-20)  # beside the sum that weights are divided by
 
 
@@ -41,15 +39,6 @@ class Routed:
 
     ids: Tensor  # i32[rows, top_k]
     weights: Tensor  # f32[rows, top_k]
-
-
-@dataclass(frozen=True, slots=True)
-class SortedPairs:
-    """Pairs by expert."""
-
-    order: Tensor  # i32[pairs]: those of the first expert, in order, then those of the next
-    counts: Tensor  # i32[experts]: so many are each one's
-    firsts: Tensor  # i32[experts]: where in `order` they begin
 
 
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
@@ -300,52 +289,3 @@ def choose_experts(logits: Tensor, correction: Tensor | None, choosing: Choosing
         **options(warps=1, dependent=dependent),
     )
     return Routed(ids, weights)
-
-
-@triton.jit(do_not_specialize=["P"])
-def _sort_pairs(
-    ids_ptr,  # i32[P]
-    order_ptr,  # i32[P]
-    counts_ptr,  # i32[experts]
-    firsts_ptr,  # i32[experts]
-    P,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """A program finds the pairs of one expert, twice: how many are those of experts before it, and its own."""
-    expert = tl.program_id(0)
-    places = tl.arange(0, BLOCK)
-    wait(DEPENDENT)
-    release(DEPENDENT)
-    before = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, P, BLOCK):
-        ids = tl.load(ids_ptr + start + places, mask=start + places < P, other=expert)
-        before += (ids < expert).to(tl.int32)
-    first = tl.sum(before, 0)
-    end = first
-    for start in range(0, P, BLOCK):
-        ids = tl.load(ids_ptr + start + places, mask=start + places < P, other=-1)
-        is_own = (ids == expert).to(tl.int32)
-        tl.store(order_ptr + end + tl.cumsum(is_own, 0) - 1, start + places, mask=is_own > 0)
-        end += tl.sum(is_own, 0)
-    tl.store(counts_ptr + expert, end - first)
-    tl.store(firsts_ptr + expert, first)
-
-
-def sort_pairs(ids: Tensor, num_experts: int) -> SortedPairs:
-    """Pairs by expert: ids i32[rows, top_k]."""
-    order = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
-    counts, firsts = torch.empty(2, num_experts, dtype=torch.int32, device=ids.device)
-    dependent = has_dependent_launch(ids.device)
-    is_many = ids.numel() > _SOME_PAIRS
-    _sort_pairs[(num_experts,)](
-        ids,
-        order,
-        counts,
-        firsts,
-        ids.numel(),
-        BLOCK=_MANY_PAIRS if is_many else _PAIRS,
-        DEPENDENT=dependent,
-        **options(warps=16 if is_many else 4, dependent=dependent),
-    )
-    return SortedPairs(order, counts, firsts)

@@ -18,7 +18,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worker_svc.core.kernels.barriers import make_barriers
-from worker_svc.core.kernels.experts.routing import Routed, SortedPairs
+from worker_svc.core.kernels.experts.routing import Routed
+from worker_svc.core.kernels.experts.sorting import SortedPairs
 from worker_svc.core.kernels.experts.tiles import add_up, most_tiles
 from worker_svc.core.kernels.experts.tuning import FEWEST_STREAMED_PAIRS, Tile
 from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights
@@ -36,7 +37,8 @@ _TILE = Tile(pairs=128, outputs=256, inputs=64, warps=4, stages=4)
 _PAIRS, _OUTPUTS, _INPUTS = gl.constexpr(_TILE.pairs), gl.constexpr(_TILE.outputs), gl.constexpr(_TILE.inputs)
 _WARPS, _STAGES = gl.constexpr(_TILE.warps), gl.constexpr(_TILE.stages)
 _HALF = gl.constexpr(_TILE.pairs // 2)
-_LAID_TILES = 64  # by a program
+_LAID_TILES = 16  # by a program
+_ALIGNMENT = 4  # of columns, in numbers: kernels are compiled again for pointers that are not aligned
 # Of a thread at first; the warps that multiply then get what those that ask do not need.
 _REGISTERS = 168
 _REGISTERS_TO_MULTIPLY, _REGISTERS_TO_ASK = gl.constexpr(224), gl.constexpr(56)
@@ -260,7 +262,7 @@ def can_stream(x: Tensor, weight: ExpertWeights, num_pairs: int) -> bool:
 def lay_tiles(pairs: SortedPairs) -> LaidTiles:
     """The tiles of all experts, and more, as many as any routing needs."""
     num_pairs, num_experts, device = len(pairs.order), len(pairs.counts), pairs.order.device
-    number = most_tiles(num_pairs, num_experts, _TILE)
+    number = triton.cdiv(most_tiles(num_pairs, num_experts, _TILE), _ALIGNMENT) * _ALIGNMENT
     laid = LaidTiles(*torch.empty(3, number, dtype=torch.int32, device=device))
     dependent = has_dependent_launch(device)
     _lay_tiles[(triton.cdiv(number, _LAID_TILES),)](

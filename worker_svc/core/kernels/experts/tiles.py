@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.experts.activation import ACTIVATIONS
-from worker_svc.core.kernels.experts.routing import Routed, SortedPairs
+from worker_svc.core.kernels.experts.routing import Routed
+from worker_svc.core.kernels.experts.sorting import SortedPairs
 from worker_svc.core.kernels.experts.tile_products import gate_tile, multiply_tile
 from worker_svc.core.kernels.experts.tuning import Tile, tile_for
 from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights, operands
