@@ -85,6 +85,18 @@ def test_products_are_torch_s(rows: int, outputs: int, inputs: int, *, rounds_in
             assert_near(of_gates, gated(weight.multiply(norm.normalize(x), None), is_gelu=is_gelu), NEAR)
 
 
+@pytest.mark.parametrize("rows", [1, 17, 64, 300])
+def test_sums_of_one_sign_are_as_near_as_others(rows: int) -> None:
+    """Matrix units that add 8-bit floats up by themselves keep too few bits for that (ADR 30)."""
+    outputs, inputs = 64, 6144
+    numbers, scales = round_rows(randn(outputs, inputs, seed=2, dtype=torch.float32).abs())
+    x = randn(rows, inputs, seed=1).abs()
+    rounded, row_scales = round_rows(x)
+    expected = (rounded.double() * row_scales) @ (numbers.double() * scales).t()
+    weight = Fp8Channel(numbers, scales, rounds_inputs=True)
+    assert_near(Fp8Multiplier(DEVICE, LINES).multiply(x, weight, None), expected)
+
+
 @pytest.mark.skipif(not has_batch_rows(DEVICE), reason="needs a Hopper GPU")
 @pytest.mark.parametrize("rows", [2, 33, 64])
 @pytest.mark.parametrize("splits", [1, 4])
