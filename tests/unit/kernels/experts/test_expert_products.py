@@ -180,7 +180,7 @@ def compile_all() -> None:
         compiled.append(event["src"].name)
 
     def launch() -> None:
-        for rows in (1, 2, 64, 256, 1100):
+        for rows in (1, 2, 64, 256, 1100, 4096, 8192):
             x, up, down, total, _ = sample(rows)
             mixture = Mixture(up, down)
             add_experts(*norm_score(x, NORM, mixture.router), mixture, total)

@@ -64,9 +64,12 @@ def test_scores_of_few_rows_take_their_norm_along(rows: int, *, has_bias: bool) 
     assert_near(scores.sum(0), expected if bias is None else expected + bias.double(), 1e-5)
 
 
-def test_scores_of_a_chunk_of_a_prompt_are_those_of_torch() -> None:
-    x, weight = randn(1030, 300, seed=1), randn(70, 300, seed=2, scale=0.1)
-    assert_near(score_experts(x, weight, None).sum(0), x.double() @ weight.double().t(), 1e-5)
+@pytest.mark.parametrize(("rows", "experts"), [(1030, 70), (4100, 20), (8200, 130)])
+def test_scores_of_a_chunk_of_a_prompt_are_those_of_torch(rows: int, experts: int) -> None:
+    x, weight, bias = randn(rows, 300, seed=1), randn(experts, 300, seed=2, scale=0.1), randn(experts, seed=3)
+    expected = x.double() @ weight.double().t()
+    assert_near(score_experts(x, weight, None).sum(0), expected, 1e-5)
+    assert_near(score_experts(x, weight, bias).sum(0), expected + bias.double(), 1e-5)
 
 
 def test_of_experts_that_are_as_good_the_first_are_chosen_whatever_rows_stand_beside() -> None:

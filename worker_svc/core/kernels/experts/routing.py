@@ -14,6 +14,9 @@ from worker_svc.core.kernels.launch import has_dependent_launch, options, releas
 _BLOCK, _LARGE_BLOCK = 16, 64  # rows and experts of a program that scores: the fewest that can be multiplied, and more
 _FEWEST_LARGE_ROWS = 1024  # that are scored by larger programs
 _INPUTS, _STEPS = 128, 3  # inputs of a step, and steps of a program: few, as each waits for memory
+# Of more rows there are enough programs to have more inputs each, which come in a pipeline; of more yet, more experts.
+_FEWEST_MANY_ROWS, _FEWEST_WIDE_ROWS = 4096, 8192
+_MANY_INPUTS, _STAGES, _WIDE_BLOCK, _PROGRAMS = 64, 4, 128, 192
 _MOST_SINGLE_ROWS, _MOST_SINGLE_INPUTS = 8, 8192  # that are scored one by one, without tensor cores
 _SINGLE_EXPERTS = 2  # of a program that does so
 _TINY = tl.constexpr(1e-20)  # beside the sum that weights are divided by
@@ -41,6 +44,38 @@ class Routed:
     weights: Tensor  # f32[rows, top_k]
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How the scores of some rows are cut into programs."""
+
+    rows: int  # of a program, as the next two
+    experts: int
+    inputs: int  # of a step
+    steps: int
+    stages: int  # 1: all steps at once
+
+    @staticmethod
+    def of(rows: int, num_experts: int, inputs: int) -> "_Cut":
+        """For so many rows, of which not each is scored by itself."""
+        if rows < _FEWEST_MANY_ROWS:
+            block = _LARGE_BLOCK if rows >= _FEWEST_LARGE_ROWS else _BLOCK
+            return _Cut(block, block, _INPUTS, _STEPS, 1)
+        most = _WIDE_BLOCK if rows >= _FEWEST_WIDE_ROWS else _LARGE_BLOCK
+        experts = max(_BLOCK, min(most, int(triton.next_power_of_2(num_experts))))
+        programs = triton.cdiv(rows, _LARGE_BLOCK) * triton.cdiv(num_experts, experts)
+        parts = triton.cdiv(_PROGRAMS, programs)
+        return _Cut(_LARGE_BLOCK, experts, _MANY_INPUTS, triton.cdiv(inputs, parts * _MANY_INPUTS), _STAGES)
+
+
+@triton.jit
+def _add_scores(acc, xs, weights, is_row, is_expert, inputs, k, K: tl.constexpr):
+    """Those of the inputs from k on."""
+    is_input = inputs + k < K
+    weight = tl.load(weights + k, mask=is_expert[:, None] & is_input[None, :], other=0.0)
+    x = tl.load(xs + k, mask=is_row[None, :] & is_input[:, None], other=0.0)
+    return tl.dot(weight, x, acc)
+
+
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
 @triton.jit(do_not_specialize=["M"])
 def _score_experts(
@@ -51,14 +86,16 @@ def _score_experts(
     M,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
     BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    experts = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    experts = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_expert = rows < M, experts < EXPERTS
     split = tl.program_id(2)
     inputs = split * STEPS * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -66,12 +103,13 @@ def _score_experts(
     weights = weight_ptr + experts[:, None] * K + inputs[None, :]
     wait(DEPENDENT)
     release(DEPENDENT)
-    acc = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k in tl.static_range(0, STEPS * BLOCK_K, BLOCK_K):
-        is_input = inputs + k < K
-        weight = tl.load(weights + k, mask=is_expert[:, None] & is_input[None, :], other=0.0)
-        x = tl.load(xs + k, mask=is_row[None, :] & is_input[:, None], other=0.0)
-        acc = tl.dot(weight, x, acc)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if STAGES == 1:
+        for k in tl.static_range(0, STEPS * BLOCK_K, BLOCK_K):
+            acc = _add_scores(acc, xs, weights, is_row, is_expert, inputs, k, K)
+    else:
+        for k in tl.range(0, STEPS * BLOCK_K, BLOCK_K, num_stages=STAGES):
+            acc = _add_scores(acc, xs, weights, is_row, is_expert, inputs, k, K)
     if BIAS:
         acc += tl.load(bias_ptr + experts, mask=is_expert & (split == 0), other=0.0).to(tl.float32)[:, None]
     outs = out_ptr + (split * M + rows[None, :]).to(tl.int64) * EXPERTS + experts[:, None]
@@ -157,11 +195,11 @@ def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows, inputs = x.shape
     if scores_singly(rows, inputs):
         return score_rows(x, None, weight, bias)[1]
-    parts = triton.cdiv(inputs, _STEPS * _INPUTS)
+    cut = _Cut.of(rows, len(weight), inputs)
+    parts = triton.cdiv(inputs, cut.steps * cut.inputs)
     out = torch.empty(parts, rows, len(weight), dtype=torch.float32, device=x.device)
     dependent = has_dependent_launch(x.device)
-    block = _LARGE_BLOCK if rows >= _FEWEST_LARGE_ROWS else _BLOCK
-    _score_experts[(triton.cdiv(rows, block), triton.cdiv(len(weight), block), parts)](
+    _score_experts[(triton.cdiv(rows, cut.rows), triton.cdiv(len(weight), cut.experts), parts)](
         x,
         weight,
         weight if bias is None else bias,
@@ -169,9 +207,11 @@ def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows,
         K=inputs,
         EXPERTS=len(weight),
-        BLOCK=block,
-        BLOCK_K=_INPUTS,
-        STEPS=_STEPS,
+        BLOCK_M=cut.rows,
+        BLOCK_N=cut.experts,
+        BLOCK_K=cut.inputs,
+        STEPS=cut.steps,
+        STAGES=cut.stages,
         BIAS=bias is not None,
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
