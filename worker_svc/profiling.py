@@ -168,10 +168,9 @@ class Profiler:
         one of as many tokens as a step may have, and one after the longest context, all of which penalties look at.
         And with the two largest graphs, of which the second says what each further one takes.
         """
-        device = self._maker.device
         maker = self._maker
+        device, kinds = maker.device, maker.shape.layout.kinds
         lengths = full_lengths(maker.max_num_batched_tokens, maker.max_num_seqs, self._max_model_len)
-        kinds = self._maker.shape.layout.kinds
         num_blocks = sum(kind.num_blocks(length) for kind in kinds for length in lengths)
         before_bytes = torch.cuda.memory_allocated(device)
         free_bytes: list[int] = []
@@ -183,14 +182,12 @@ class Profiler:
             allocated_bytes.append(torch.cuda.memory_allocated(device))
             totals.append(total)
 
-        runner = self._maker.make(
-            num_blocks, self._max_model_len, num_graphs=2 if self._records else 0, observe=observe
-        )
+        runner = maker.make(num_blocks, self._max_model_len, num_graphs=2 if self._records else 0, observe=observe)
         made_bytes = torch.cuda.memory_allocated(device)
         state_bytes = (allocated_bytes or [made_bytes])[0] - before_bytes
-        state_bytes -= (num_blocks + 1) * self._maker.shape.block_bytes
+        state_bytes -= (num_blocks + 1) * maker.shape.block_bytes
         torch.cuda.reset_peak_memory_stats(device)
-        has_state = self._maker.state is not None
+        has_state = maker.state is not None
         long_plan = _long_plan(len(lengths), self._max_model_len, kinds, has_state=has_state)
         for plan in (_full_plan(lengths, kinds), long_plan):
             runner.launch(plan).result()

@@ -14,9 +14,10 @@ from worker_svc.core.kernels.launch import has_dependent_launch, options, releas
 _BLOCK, _LARGE_BLOCK = 16, 64  # rows and experts of a program that scores: the fewest that can be multiplied, and more
 _FEWEST_LARGE_ROWS = 1024  # that are scored by larger programs
 _INPUTS, _STEPS = 128, 3  # inputs of a step, and steps of a program: few, as each waits for memory
-# Of more rows there are enough programs to have more inputs each, which come in a pipeline; of more yet, more experts.
+# Of more rows programs have more inputs each, which come in a pipeline; of more yet, more experts.
 _FEWEST_MANY_ROWS, _FEWEST_WIDE_ROWS = 4096, 8192
-_MANY_INPUTS, _STAGES, _WIDE_BLOCK, _PROGRAMS = 64, 4, 128, 192
+_MANY_INPUTS, _STAGES, _WIDE_BLOCK = 64, 4, 128
+_PROGRAMS = 192  # into which their inputs are split, about, where rows and experts make fewer
 _MOST_SINGLE_ROWS, _MOST_SINGLE_INPUTS = 8, 8192  # that are scored one by one, without tensor cores
 _SINGLE_EXPERTS = 2  # of a program that does so
 _TINY = tl.constexpr(1e-20)  # beside the sum that weights are divided by

@@ -10,9 +10,9 @@ from torch import Tensor
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
 _PAIRS, _WARPS = 1024, 4  # that a program looks at at once, where all pairs are few
-# Pairs that are sorted by parts: two kernels, of which an H200 takes 5 us for 8,192 pairs of 128 experts and 14 for
-# 131,072, one that finds an expert's pairs in all 6.7 and 80; of 2,048 pairs 4.6 and 3.7.
-_FEWEST_PARTED = 4096 + 1
+# Pairs up to which a program finds those of an expert in all. More are sorted by parts: of 8,192 and 131,072 pairs of
+# 128 experts an H200 takes 5.0 and 14 us so, in all 6.7 and 80; of 2,048 it takes 4.6 and 3.7.
+_MOST_WHOLE = 4096
 _PART, _PART_WARPS = 512, 4
 _PARTS_AT_ONCE = 4096  # times experts, whose counts are read at once
 
@@ -130,7 +130,7 @@ def sort_pairs(ids: Tensor, num_experts: int) -> SortedPairs:
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     counts, firsts = torch.empty(2, num_experts, dtype=torch.int32, device=device)
     dependent = has_dependent_launch(device)
-    if num_pairs < _FEWEST_PARTED:
+    if num_pairs <= _MOST_WHOLE:
         _sort_pairs[(num_experts,)](
             ids,
             order,
