@@ -15,7 +15,7 @@ from scripted_pipeline import ScriptedPipeline
 
 from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
 from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
-from gateway_svc import link, pools
+from gateway_svc import call, delivery, link, pools
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
 from servicekit import logs
@@ -23,8 +23,13 @@ from servicekit import logs
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bus in memory does not fall silent, but a machine may give this process no time for seconds."""
+    """A bus in memory does not fall silent and pipelines lose nothing, but a machine may give this process no time for
+    seconds. Requests that were silent for so long would ask for their text again, which scripts take for a client that
+    came back.
+    """
     monkeypatch.setattr(link, "ANSWER_S", 60.0)
+    for module in (call, delivery):
+        monkeypatch.setattr(module, "PROBE_S", 600.0)
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def launch() -> Iterator[Callable[..., RunningGateway]]:
         **settings: Any,
     ) -> RunningGateway:
         bus = beside.bus if beside else MemoryBus()
-        given = {"http_address": "127.0.0.1:0", "name": f"g{len(running)}", **settings}
+        given = {"http_address": "127.0.0.1:0", "name": f"g{len(running)}", "session_ttl_s": 60.0, **settings}
         pipeline = beside.pipeline if beside else ScriptedPipeline(bus, defaults=defaults, chat=chat)
         gateway = RunningGateway(bus, pipeline, GatewayService(GatewaySettings(**given), bus))
         running.append(gateway)

@@ -5,10 +5,12 @@ import threading
 import time
 
 import numpy as np
+import pytest
 from returning_clients import Heard, begun, events, hear
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import Incoming
 
+from gateway_svc import call
 from servicekit.bus.calls import Attach, Fetch, Hello, Recall, Recalled, Revalidate, SessionKind, Submit, SubmitOutcome
 
 
@@ -64,7 +66,10 @@ def test_the_gateway_to_which_a_client_came_tells_a_restarted_server_what_it_has
         assert (found.header, found.body, found.prompt) == (lost.header, lost.body, lost.prompt)
 
 
-def test_who_comes_back_before_the_server_knows_the_request_again_waits(gateway: RunningGateway) -> None:
+def test_who_comes_back_before_the_server_knows_the_request_again_waits(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "PROBE_S", 0.1)  # of requests that are silent, as this one is
     first = begun(gateway, "a")
     (request,) = gateway.pipeline.wait_for()
     # Another gateway has it, and takes its time.
