@@ -262,6 +262,10 @@ def choose_compute(
         if tuning is not None:
             raise invalid(f"tuning is {tuning}, but torch computes ({choice.reason})", "tuning")
         _log.info(_PREFILL_CHOSEN, extra={"attention": "torch", "reason": "torch computes all attention"})
+        if requested == "auto" and device.type == "cuda":
+            _log.warning(
+                "no kernels for this model: torch computes it, several times slower", extra={"reason": choice.reason}
+            )
         return TorchCompute(choice.reason)
     lines = find_lines(device, tuning)
     packages = ThreadPoolExecutor(1, "packages")  # one after the other: they import much of the same

@@ -126,6 +126,17 @@ def test_where_torch_computes_it_attends_and_a_package_is_refused(
     assert said(caplog) == [("torch", "torch computes all attention")]
     with pytest.raises(PenstockError, match="is flash_attn, but torch computes"):
         chosen(monkeypatch, "flash_attn", HOPPER, 128, "torch")
+    assert "no kernels for this model" not in caplog.text, "it was asked for"
+
+
+@pytest.mark.usefixtures("installed")
+def test_that_a_model_has_no_kernels_on_a_gpu_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert chosen(monkeypatch, "auto", HOPPER, 128, num_heads=130).name == "torch"
+    [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.message.startswith("no kernels for this model")
+    assert "more than 64 queries" in warning.__dict__["reason"]
 
 
 @pytest.mark.usefixtures("installed")

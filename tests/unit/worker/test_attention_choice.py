@@ -40,6 +40,11 @@ def test_triton_has_heads_whose_dimensions_are_no_power_of_two(head_dim: int) ->
     assert chosen("auto", head_dim=head_dim).name == "triton"
 
 
+@pytest.mark.parametrize("num_heads", [2, 34, 96, 128])
+def test_triton_has_up_to_64_queries_of_a_key(num_heads: int) -> None:
+    assert chosen("auto", num_heads=num_heads).name == "triton"
+
+
 @pytest.mark.parametrize("head_dim", [48, 72, 576])
 def test_triton_has_latents_of_any_number_of_heads(head_dim: int) -> None:
     assert chosen("auto", head_dim=head_dim, num_heads=128, shares_values=True).name == "triton"
@@ -53,7 +58,7 @@ def test_triton_has_latents_of_any_number_of_heads(head_dim: int) -> None:
         ({"head_dim": 56}, "not of 56"),
         ({"head_dim": 100}, "not of 100"),
         ({"head_dim": 264}, "not of 264"),
-        ({"num_heads": 34}, "more than 16 queries"),
+        ({"num_heads": 130}, "more than 64 queries"),
         ({"head_dim": 578, "shares_values": True}, "up to 576 dimensions, not 578"),
         ({"has_triton": False}, "triton is not installed"),
         ({"has_eight_bits": False, "scales": KVScales.of_one(1)}, "does not convert the 8-bit floats"),

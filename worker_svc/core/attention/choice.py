@@ -9,7 +9,7 @@ from worker_svc.core.kv_cache import KVCacheShape
 
 _HALF = (torch.bfloat16, torch.float16)
 _HEAD_DIMS = range(64, 257, 8)  # kernels read eight of a head's dimensions at a time, and have tiles of up to 256
-_MAX_QUERIES_PER_KV_HEAD = 16
+_MAX_QUERIES_PER_KV_HEAD = 64
 _MAX_LATENT_DIMS = 576  # with rotated keys; more would not fit into a program's registers
 
 

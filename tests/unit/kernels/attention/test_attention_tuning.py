@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker_svc.core.kernels.attention.tuning import ContextCut, find_cut, find_prefill_tile
+from worker_svc.core.kernels.attention.tuning import ContextCut, find_cut, find_prefill_tile, query_rows
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,12 @@ def test_a_few_are_cut_by_the_size_of_their_heads_and_the_queries_of_a_key() -> 
     assert find_cut(8, 4, 7, 256) == find_cut(8, 4, 8, 256)
     assert find_cut(8, 8, 8, 128) == ContextCut(4, 128, 128, 3, 4, None, ahead=1)
     assert find_cut(32, 4, 8, 256) == find_cut(16, 8, 4, 256)
+
+
+def test_many_queries_of_a_key_take_more_warps() -> None:
+    assert [find_cut(1, 2, group, 256).warps for group in (16, 17, 32, 33, 64)] == [1, 2, 2, 4, 4]
+    assert [find_cut(8, 2, group, 256).warps for group in (16, 17, 64)] == [4, 8, 8]
+    assert [query_rows(group) for group in (1, 16, 17, 32, 33, 64)] == [16, 16, 32, 32, 64, 64]
 
 
 def test_tiles_have_as_many_tokens_as_fit() -> None:

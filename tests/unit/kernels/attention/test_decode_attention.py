@@ -180,11 +180,12 @@ def test_heads_whose_dimensions_are_no_power_of_two(
     check([33], num_heads=3, num_kv_heads=1, head_dim=head_dim, has_norms=False, hidden_size=96)
 
 
-def launch_decode(head_dim: int, count: int, **kind: Any) -> None:
-    qkv, out = torch.zeros(2, 64, 6 * head_dim, dtype=torch.bfloat16)
-    cache, table = qkv.new_zeros(9, 16, 1, head_dim), torch.zeros(64, head_dim)
+def launch_decode(head_dim: int, count: int, num_heads: int = 4, num_kv_heads: int = 1, **kind: Any) -> None:
+    qkv, out = torch.zeros(2, 64, (num_heads + 2 * num_kv_heads) * head_dim, dtype=torch.bfloat16)
+    cache, table = qkv.new_zeros(9, 16, num_kv_heads, head_dim), torch.zeros(4096, head_dim)
     column, tables = torch.zeros(count, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32)
-    decode = DecodeAttention(count, 4, 1, head_dim, table, scale=head_dim**-0.5, block_size=16, **kind)
+    scale = head_dim**-0.5
+    decode = DecodeAttention(count, num_heads, num_kv_heads, head_dim, table, scale=scale, block_size=16, **kind)
     rows = DecodeRows(column, column, column)
     decode.attend(qkv, None, EPS, rows, tables, cache, cache, out, is_finished=decode.takes_finished(count))
 
@@ -233,6 +234,33 @@ def test_one_long_context_is_split_over_many_programs() -> None:
 @pytest.mark.parametrize("past", [0, 1, 16, 17, 150, 1200])
 def test_one_context_of_large_groups_is_split_into_small_tiles(past: int) -> None:
     check([past], num_heads=8, num_kv_heads=2, head_dim=128)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(17, 1), (34, 2), (48, 2), (33, 1), (64, 1)])
+def test_more_queries_of_a_key_than_a_matrix_product_has_rows(num_heads: int, num_kv_heads: int) -> None:
+    check([150], num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check([70, 0, 17], num_heads=num_heads, num_kv_heads=num_kv_heads, hidden_size=96, has_sinks=True)
+    check([600, *[index % 5 for index in range(40)]], num_heads=num_heads, num_kv_heads=num_kv_heads, rounds=1)
+
+
+def launch_many_queries() -> None:
+    for count in (1, 4, 16, 64, 128, 256):
+        launch_decode(128, count, num_heads=34, num_kv_heads=2)
+        launch_decode(256, count, num_heads=64, num_kv_heads=1)
+
+
+def test_many_queries_of_a_key_compile_for_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = "worker_svc.core.kernels.attention.decode.attend_splits"
+    compile_for_hopper(monkeypatch, kernel, "cp.async.cg", launch_many_queries)
+
+
+def test_only_as_many_queries_of_a_key_as_a_matrix_product_has_rows_are_cut_into_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "multiprocessors", lambda *_: 132)
+    for num_heads, takes in ((32, True), (34, False)):
+        decode = DecodeAttention(40, num_heads, 2, 64, rotary_table(1, 64), scale=0.125, block_size=16)
+        assert decode.takes_finished(40) is takes
 
 
 def test_whole_tiles_need_fewer_splits_than_there_are() -> None:

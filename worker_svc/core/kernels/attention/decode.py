@@ -18,6 +18,7 @@ from worker_svc.core.kernels.attention.tuning import (
     Shares,
     find_cut,
     find_shares,
+    query_rows,
 )
 from worker_svc.core.kernels.launch import has_dependent_launch, multiprocessors, options
 from worker_svc.core.kernels.linear.unscaled import Unscaled
@@ -100,8 +101,8 @@ class DecodeAttention:
     def _find_shares(self, sequences: int) -> Shares | None:
         if self._window or self._chunk or self._temperature[0] or self._softcap:
             return None
-        if self._has_sinks:
-            return None
+        if self._has_sinks or self._num_heads > MIN_QUERY_ROWS * self._num_kv_heads:
+            return None  # more rows of queries were not measured
         # Of 8 bits a program has more tiles on their way: more programs instead took 4 to 10 % longer on an H200.
         row_bytes = max(self._row_bytes, 2 * tile_dims(self._head_dim))
         return find_shares(sequences, self._num_kv_heads, row_bytes, self._multiprocessors)
@@ -210,7 +211,7 @@ class DecodeAttention:
             D=head_dim,
             G=queries,
             GR=triton.next_power_of_2(queries),
-            GP=max(MIN_QUERY_ROWS, triton.next_power_of_2(queries)),
+            GP=query_rows(queries),
             BLOCK_SIZE=keys.shape[1],
             BLOCK_T=chosen.tokens,
             SPLIT_T=chosen.split_tokens,
@@ -323,7 +324,7 @@ class DecodeAttention:
             HK=kv_heads,
             D=head_dim,
             G=heads // kv_heads,
-            GP=max(MIN_QUERY_ROWS, triton.next_power_of_2(heads // kv_heads)),
+            GP=query_rows(heads // kv_heads),
             BLOCK_SIZE=keys.shape[1],
             BLOCK_T=shares.tokens,
             HEADS=triton.next_power_of_2(heads),

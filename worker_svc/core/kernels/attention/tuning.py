@@ -73,6 +73,12 @@ _CUTS = (
     _CutLine(split_tokens=512, tokens=32, warps=2, registers=128, ahead=0),
 )
 _STAGES = 3
+_MOST_WARPS = 8
+
+
+def query_rows(group: int) -> int:
+    """The rows of a tile that has `group` queries of a key: a power of two."""
+    return max(MIN_QUERY_ROWS, 1 << (group - 1).bit_length())
 
 
 def find_cut(sequences: int, num_kv_heads: int, group: int, row_bytes: int) -> ContextCut:
@@ -90,7 +96,9 @@ def find_cut(sequences: int, num_kv_heads: int, group: int, row_bytes: int) -> C
     # As many tokens of a tile as fit where those do that were measured.
     tokens = max(MIN_QUERY_ROWS, min(128, line.tokens * _ROW_BYTES // row_bytes))
     splits = max(line.splits, line.programs // programs)
-    return ContextCut(splits, line.split_tokens, tokens, _STAGES, line.warps, line.registers, line.ahead)
+    # As many rows of a tile for each warp as were measured.
+    warps = min(_MOST_WARPS, line.warps * query_rows(group) // MIN_QUERY_ROWS)
+    return ContextCut(splits, line.split_tokens, tokens, _STAGES, warps, line.registers, line.ahead)
 
 
 @dataclass(frozen=True, slots=True)
