@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from late_waits import delay_waits
+from standstills import begin
 
 # Without a GPU, Triton's kernels run in its interpreter.
 if not Path("/dev/nvidiactl").exists():
@@ -29,6 +30,14 @@ _ON = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--late", type=float, metavar="SECONDS", help="let each wait for an event end so much later")
+    parser.addoption("--still", type=float, metavar="SECONDS", help="let what runs tests stand still now and then")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Lets this process stand still, if that is asked for and it is one that runs tests."""
+    seconds, config = session.config.getoption("--still"), session.config
+    if seconds is not None and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
+        begin(seconds)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
