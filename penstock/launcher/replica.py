@@ -19,7 +19,8 @@ FIRST_PAUSE_S = 0.5
 HEALTHY_AFTER_S = 30.0  # having lived so long, a death is an accident and no pattern
 PROBE_INTERVAL_S = 2.0  # between two questions whether a child makes progress
 ANSWER_S = 1.0  # for which its answer is waited for
-SILENT_AFTER_S = 7.0  # without an answer it hangs, too: known by the third question in vain, within 10 s
+STILL_S = 2.0  # a question that took so much longer than it may was asked by a process that stood still
+MAX_VAIN_QUESTIONS = 3  # in a row, after which it hangs, too: within 10 s
 KILL_AFTER_S = 10.0  # beyond the service's own drain timeout
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 1024 * 1024
@@ -105,17 +106,23 @@ class Replica:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kills a process that makes no progress any more. One that has not been ready yet may take its time.
 
-        In each of its lives: importing and loading take as long as they do, most of all from a cold disk.
+        In each of its lives: importing and loading take as long as they do, most of all from a cold disk. Questions
+        during which this process stood still itself, suspended or without time, say nothing about the other.
         """
-        heard_s = time.monotonic()
+        num_vain = 0
         while True:
+            began_s = time.monotonic()
             await asyncio.sleep(PROBE_INTERVAL_S)
             is_alive = await self._ask("/health")
             if is_alive and not self._is_up:
                 await self.is_ready()
             if is_alive or not self._is_up or self._stopping.is_set():
-                heard_s = time.monotonic()
-            elif is_alive is False or time.monotonic() - heard_s > SILENT_AFTER_S:
+                num_vain = 0
+                continue
+            if time.monotonic() - began_s > PROBE_INTERVAL_S + ANSWER_S + STILL_S:
+                continue
+            num_vain += 1
+            if is_alive is False or num_vain == MAX_VAIN_QUESTIONS:
                 why = "it makes no progress" if is_alive is False else "it does not answer"
                 self._output.say(f"{self.child.name} hangs, {why}: killing it")
                 _kill_group(process.pid)

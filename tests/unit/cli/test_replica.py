@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,7 +103,6 @@ def test_a_child_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_child_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch, answer: bool | None) -> None:
     fixture = Fixture(SLEEP, monkeypatch)
     monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.1)
     hangs = False
 
     async def ask(path: str) -> bool | None:
@@ -125,10 +125,65 @@ def test_a_child_that_hangs_is_killed_and_started_again(monkeypatch: pytest.Monk
     run(test())
 
 
+@pytest.mark.parametrize("answer", [False, None], ids=["stalled", "silent"])
+def test_questions_of_a_launcher_that_stood_still_itself_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, answer: bool | None
+) -> None:
+    fixture = Fixture(SLEEP, monkeypatch)
+    monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
+    num_asked, stands_still, now_s = 0, True, 0.0
+    monkeypatch.setattr(replicas, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def ask(path: str) -> bool | None:
+        nonlocal num_asked, now_s
+        if path == "/ready":
+            return True
+        num_asked += 1
+        now_s += 600.0 if stands_still else 0.0
+        return answer
+
+    monkeypatch.setattr(fixture.replica, "_ask", ask)
+
+    async def test() -> None:
+        nonlocal stands_still
+        life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("| up")
+        assert await fixture.replica.is_ready()
+        async with asyncio.timeout(60):
+            while num_asked < 10:
+                await asyncio.sleep(0.01)
+        assert "hangs" not in fixture.said
+        stands_still = False
+        await fixture.until("hangs")
+        fixture.replica.kill()
+        await asyncio.wait_for(life, 60)
+
+    run(test())
+
+
+def test_a_child_is_asked_three_times_in_vain_before_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture(SLEEP, monkeypatch)
+    monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
+    answers = [True, None, None, True, None, None, None]
+
+    async def ask(path: str) -> bool | None:
+        return True if path == "/ready" or not answers else answers.pop(0)
+
+    monkeypatch.setattr(fixture.replica, "_ask", ask)
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("hangs, it does not answer")
+        assert not answers
+        fixture.replica.kill()
+        await asyncio.wait_for(life, 60)
+
+    run(test())
+
+
 def test_a_child_that_was_never_ready_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     fixture = Fixture(SLEEP, monkeypatch)
     monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.0)
     asked = []
 
     async def ask(path: str) -> None:
@@ -151,7 +206,6 @@ def test_a_child_that_was_never_ready_may_take_its_time(monkeypatch: pytest.Monk
 def test_a_child_may_take_its_time_in_its_second_life_as_in_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
     fixture = Fixture(SLEEP, monkeypatch)
     monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.05)
     num_unanswered = 0
 
     async def ask(path: str) -> bool | None:
@@ -182,7 +236,6 @@ def test_a_child_may_take_its_time_in_its_second_life_as_in_its_first(monkeypatc
 def test_a_second_life_that_hangs_after_it_was_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     fixture = Fixture(SLEEP, monkeypatch)
     monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.05)
     answers: list[bool | None] = [None] * 5 + [True, True]  # of the second life, which nobody else asks
 
     async def ask(path: str) -> bool | None:
