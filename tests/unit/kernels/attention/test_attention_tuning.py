@@ -40,9 +40,13 @@ def test_a_few_are_cut_by_the_size_of_their_heads_and_the_queries_of_a_key() -> 
     assert find_cut(32, 4, 8, 256) == find_cut(16, 8, 4, 256)
 
 
-def test_many_queries_of_a_key_take_more_warps() -> None:
-    assert [find_cut(1, 2, group, 256).warps for group in (16, 17, 32, 33, 64)] == [1, 2, 2, 4, 4]
-    assert [find_cut(8, 2, group, 256).warps for group in (16, 17, 64)] == [4, 8, 8]
+def test_many_queries_of_a_key_have_few_parts() -> None:
+    assert find_cut(1, 2, 17, 256) == ContextCut(132, 512, 64, 3, 8, None, ahead=2)
+    assert find_cut(32, 2, 64, 256) == ContextCut(4, 512, 64, 3, 8, None, ahead=2)
+    assert find_cut(33, 2, 17, 256) == ContextCut(4, 4096, 64, 3, 4, None, ahead=2)
+    assert find_cut(128, 2, 17, 256) == ContextCut(1, 4096, 64, 3, 4, None, ahead=2)
+    assert find_cut(256, 2, 32, 256) == ContextCut(1, 512, 64, 3, 2, None, ahead=0)
+    assert find_cut(256, 2, 33, 256) == ContextCut(1, 512, 64, 3, 4, None, ahead=0)
     assert [query_rows(group) for group in (1, 16, 17, 32, 33, 64)] == [16, 16, 32, 32, 64, 64]
 
 

@@ -43,6 +43,13 @@ class _CutLine:
 # Few programs share a context and begin early; more have several tiles on their way; many are small, so that a
 # multiprocessor holds several and one reads while another computes.
 _CUTS = (
+    # 34 heads with 2 of keys, on an H100: contexts of 192 tokens, 1, 32, 128 and 256 of them, took 24.6, 14.8, 26.5 and
+    # 31.7 us by the lines after these with twice the warps, and take 9.5, 10.7, 17.1 and 27.0; one of 2,000 took 122,
+    # and takes 25: parts are added up two at a time. 33 of 6,000 take 89, and 180 if they are not cut.
+    _CutLine(most_programs=64, fewest_queries=17, programs=264, split_tokens=512, tokens=64, warps=8, ahead=2),
+    _CutLine(most_programs=256, fewest_queries=17, programs=264, split_tokens=4096, tokens=64, warps=4, ahead=2),
+    _CutLine(fewest_queries=33, split_tokens=512, tokens=64, warps=4, ahead=0),  # not measured
+    _CutLine(fewest_queries=17, split_tokens=512, tokens=64, warps=2, ahead=0),
     # Gemma 3 4B, gpt-oss-20b and Qwen3-30B-A3B, on an H100: contexts of 256 tokens took 10.2, 5.2 and 8.8 us by the
     # lines after these, and take 6.2, 4.1 and 7.1.
     _CutLine(most_sequences=1, fewest_row_bytes=512, programs=264, split_tokens=32, tokens=64, warps=4, ahead=1),
@@ -73,7 +80,6 @@ _CUTS = (
     _CutLine(split_tokens=512, tokens=32, warps=2, registers=128, ahead=0),
 )
 _STAGES = 3
-_MOST_WARPS = 8
 
 
 def query_rows(group: int) -> int:
@@ -96,9 +102,7 @@ def find_cut(sequences: int, num_kv_heads: int, group: int, row_bytes: int) -> C
     # As many tokens of a tile as fit where those do that were measured.
     tokens = max(MIN_QUERY_ROWS, min(128, line.tokens * _ROW_BYTES // row_bytes))
     splits = max(line.splits, line.programs // programs)
-    # As many rows of a tile for each warp as were measured.
-    warps = min(_MOST_WARPS, line.warps * query_rows(group) // MIN_QUERY_ROWS)
-    return ContextCut(splits, line.split_tokens, tokens, _STAGES, warps, line.registers, line.ahead)
+    return ContextCut(splits, line.split_tokens, tokens, _STAGES, line.warps, line.registers, line.ahead)
 
 
 @dataclass(frozen=True, slots=True)
