@@ -17,6 +17,7 @@ from servicekit.reminder import Reminder
 from servicekit.roster import Roster
 from servicekit.session import RENEWALS
 from servicekit.shape import Shape
+from servicekit.stall import RunningTimeout
 from servicekit.status import is_draining
 
 R = TypeVar("R")
@@ -111,7 +112,7 @@ class Link:
             raise BusUnavailable("the server was not reached yet")
         known_losses = self._num_losses
         try:
-            async with asyncio.timeout(patience_s):
+            async with RunningTimeout(patience_s):
                 answers = await connection.execute(calls)
         except TimeoutError as error:
             reason = BusUnavailable(f"the server has not answered for {patience_s:g} s")

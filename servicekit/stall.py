@@ -1,6 +1,10 @@
-"""Return whether something stands still, judged by somebody who may have been stopped himself."""
+"""Whether something stands still, judged by somebody who may have been stopped himself."""
+
+import asyncio
+from types import TracebackType
 
 SUSPENDED_S = 1.0  # between two looks: the whole process did not run
+_TICK_S = 1.0  # of a `RunningTimeout`, at most
 _GRACE_S = 1.0  # for what is watched to go on, once the process runs again
 
 
@@ -22,3 +26,37 @@ class StallWatch:
             self._awake_s = now_s
         self._looked_s = now_s
         return now_s - progress_s > self._after_s and now_s - self._awake_s > _GRACE_S
+
+
+class RunningTimeout:
+    """As `asyncio.timeout`, of seconds in which this process runs.
+
+    They are counted in ticks: one in which the process was suspended counts as one. What has come meanwhile is taken
+    before it is too late for it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left_s = seconds
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._loop = asyncio.get_running_loop()
+        self._wait()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._handle.cancel()
+        await self._timeout.__aexit__(kind, error, traceback)  # which raises TimeoutError if that is what it was
+
+    def _wait(self) -> None:
+        tick_s = min(_TICK_S, self._left_s)
+        self._left_s -= tick_s
+        self._handle = self._loop.call_later(tick_s, self._look)
+
+    def _look(self) -> None:
+        if self._left_s > 0:
+            self._wait()
+        else:
+            self._timeout.reschedule(self._loop.time())

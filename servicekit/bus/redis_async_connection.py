@@ -18,6 +18,7 @@ from servicekit.bus.redis_address import CONNECT_TIMEOUT_S, RedisAddress
 from servicekit.bus.redis_finder import AddressFinder
 from servicekit.bus.redis_handshake import PATIENCE_S, BusMoved, bus_error, check_replies, first_commands, load_library
 from servicekit.bus.replies import Reply
+from servicekit.stall import RunningTimeout
 
 R = TypeVar("R")
 
@@ -102,7 +103,7 @@ class _Wire(asyncio.Protocol):
         self._exchanges.append(exchange)
         self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
         try:
-            async with asyncio.timeout(patience_s):
+            async with RunningTimeout(patience_s):
                 return await exchange.done
         except TimeoutError as error:
             self.drop(error)
