@@ -16,6 +16,7 @@ from contract.domain.api_keys import CONTROL_TOKEN_HEADER, hash_api_key
 
 KEY = "psk_of_alice_for_the_page"
 ANSWER = f"<think>\n{'now here, now there, ' * 40}\n</think>\n\nSo be it."
+ENDLESS = f"<think>\n{'now here, now there, ' * 320}"  # a minute's: time to look at it on any machine
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     checkpoint = tmp_path_factory.mktemp("thinking-model")
     write_byte_model(checkpoint, vocab_size=300, max_model_len=8192, calls=True)
     script = checkpoint / "script"
-    script.write_text(json.dumps({"match": "to and fro", "answer": ANSWER}))
+    lines = ({"match": "on and on", "answer": ENDLESS}, {"match": "to and fro", "answer": ANSWER})
+    script.write_text("\n".join(map(json.dumps, lines)))
     keys = checkpoint / "keys"
     keys.write_text(json.dumps({"tenant": "alice", "sha256": hash_api_key(KEY).hex()}))
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=8", *SIMULATED)

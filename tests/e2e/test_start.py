@@ -56,8 +56,8 @@ def test_services_wait_for_their_server_and_say_so_and_start_when_it_comes(check
     (port,) = free_ports(1)
     with Served(tmp_path, f"--model={checkpoint}", f"--redis-url=redis://127.0.0.1:{port}", *SIMULATED) as served:
         for name in ("gateway", "tokenizer", "scheduler", "worker", "detokenizer"):
-            wait_until(lambda name=name: is_waiting(served, name), 60, f"{name} waits")  # type: ignore[misc]
-        wait_until(lambda: "waiting for gateway-0" in served.err, 30, "the launcher says whom it waits for")
+            wait_until(lambda name=name: is_waiting(served, name), 300, f"{name} waits")  # type: ignore[misc]
+        wait_until(lambda: "waiting for gateway-0" in served.err, 300, "the launcher says whom it waits for")
         assert served.process.poll() is None
         server = EmbeddedServer(tmp_path / "data", port=port)
         server.start()
@@ -111,10 +111,13 @@ def test_two_pipelines_of_several_replicas_share_a_server_but_no_pool(checkpoint
                 with Client(address) as client:
                     assert len(client.complete("abc", PARAMS).outputs[0].token_ids) == 4
             with second.client() as client:
-                assert {session.kind for session in client.pipeline().sessions} == {
-                    "gateway", "tokenizer", "scheduler", "worker", "detokenizer",
-                }  # fmt: skip
-                assert len(client.pipeline().sessions) == 5
+                kinds = ["detokenizer", "gateway", "scheduler", "tokenizer", "worker"]
+                # One that the machine gave no time for its lease is away for a moment.
+                wait_until(
+                    lambda: sorted(session.kind for session in client.pipeline().sessions) == kinds,
+                    300,
+                    "one of each in the other pool",
+                )
     finally:
         server.close()
 
@@ -128,6 +131,6 @@ def test_a_port_that_is_taken_is_named_before_anything_starts(simulated: Served,
 
 def test_a_pipeline_that_still_waits_ends_as_well_as_one_that_serves(checkpoint: Path, tmp_path: Path) -> None:
     with Served(tmp_path, f"--model={checkpoint}", "--redis-url=redis://127.0.0.1:1", *SIMULATED) as served:
-        wait_until(lambda: is_waiting(served, "worker"), 60, "waits")
+        wait_until(lambda: is_waiting(served, "worker"), 300, "waits")
         served.process.terminate()
         assert served.process.wait(300) == 0

@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+
+from bench.rig.process_tree import family
 
 _EVERY_S = 10.0  # from the end of one to the next
 _begun: list[subprocess.Popen[bytes]] = []  # each ends with this process
@@ -21,8 +21,8 @@ def begin(seconds: float) -> None:
 
 
 def stand_still(root: int, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Stop a process and all that it started, except this one, for so many seconds."""
-    stopped = _family(root) - {os.getpid()}
+    """Stop a process and all that it started, except this one and what is stopped already, for so many seconds."""
+    stopped = [process.pid for process in family(root) if process.state != "T" and process.pid != os.getpid()]
     try:
         for pid in stopped:
             _send(pid, signal.SIGSTOP)
@@ -30,21 +30,6 @@ def stand_still(root: int, seconds: float, sleep: Callable[[float], None] = time
     finally:
         for pid in stopped:
             _send(pid, signal.SIGCONT)
-
-
-def _family(root: int) -> set[int]:
-    children: dict[int, list[int]] = defaultdict(list)
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            # Field 4 of proc(5)'s stat, counted after the name, which may hold anything.
-            parent = (folder / "stat").read_text("utf-8").rpartition(")")[2].split()[1]
-            children[int(parent)].append(int(folder.name))
-    found, reached = set[int](), [root]
-    while reached:
-        pid = reached.pop()
-        found.add(pid)
-        reached += children[pid]
-    return found
 
 
 def _send(pid: int, number: signal.Signals) -> None:
