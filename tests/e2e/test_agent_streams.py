@@ -59,7 +59,7 @@ def summed(heard: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", BODIES)
 def test_a_gateway_that_dies_takes_no_event_along(agents: Served, path: str) -> None:
     first_url, second_url = agents.http_urls
-    wait_until(lambda: _is_ready(first_url), 60, "ready")
+    wait_until(lambda: _is_ready(first_url), "ready")
     body = {"model": "simulated", "stream": True, **BODIES[path]}
     headers = {"idempotency-key": f"once{path}"}
     pid, heard = agents.pids()["gateway-0"], list[str]()
@@ -69,7 +69,7 @@ def test_a_gateway_that_dies_takes_no_event_along(agents: Served, path: str) -> 
             heard.append(block)
             if len(heard) == 60:
                 os.kill(pid, signal.SIGKILL)
-                wait_until(lambda: not is_running(pid), 30, "dead")
+                wait_until(lambda: not is_running(pid), "dead")
                 break
     events, last = f"{second_url}/v1/requests/{request_id}/events", heard[-1].split("\n")[0].removeprefix("id: ")
     with httpx.stream("GET", events, headers={"last-event-id": last}, timeout=300) as reply:
@@ -89,6 +89,6 @@ def test_a_gateway_that_dies_takes_no_event_along(agents: Served, path: str) -> 
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/ready", timeout=5).status_code == 200
+        return httpx.get(f"{url}/ready", timeout=60).status_code == 200
     except httpx.TransportError:
         return False

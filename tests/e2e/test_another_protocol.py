@@ -80,7 +80,7 @@ def test_clients_are_moved_to_a_pool_of_another_protocol_without_an_error(
         def begin(served: Served) -> list[Future[bool]]:
             streams = [Stream(number, served.client()) for number in range(NUM_STREAMS)]
             ends = [pool.submit(stream.follow) for stream in streams]
-            wait_until(lambda: all(stream.begun.is_set() for stream in streams), LIMIT_S, "first tokens")
+            wait_until(lambda: all(stream.begun.is_set() for stream in streams), "first tokens")
             return ends
 
         before.wait_ready()

@@ -108,10 +108,10 @@ def test_a_death_costs_no_vector_of_an_encoder(served: Served, victim: str) -> N
     pid = served.pids()[victim]
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         calls = [pool.submit(embed, served, number) for number in range(NUM_CALLS)]
-        wait_until(lambda: any(call.done() for call in calls), 60, "the first vector is there")
+        wait_until(lambda: any(call.done() for call in calls), "the first vector is there")
         os.kill(pid, signal.SIGKILL)
         vectors = [call.result() for call in calls]
     for number, vector in enumerate(vectors):
         expected = expected_vector(prompt_of(number), MEAN, size=SIZE, model_kind=ModelKind.ENCODER)
         np.testing.assert_allclose(vector, expected, atol=1e-6)
-    wait_until(lambda: served.pids()[victim] != pid, 60, "restarted")
+    wait_until(lambda: served.pids()[victim] != pid, "restarted")

@@ -48,7 +48,7 @@ def test_a_request_that_ends_every_worker_is_given_up_and_the_others_finish(serv
     def num_deaths() -> int:
         return sum(line.startswith("worker-") and " died (" in line for line in served.err.splitlines())
 
-    wait_until(lambda: num_deaths() >= 4, 20, "the last death is noticed")
+    wait_until(lambda: num_deaths() >= 4, "the last death is noticed")
     assert num_deaths() == 4
 
 
@@ -65,7 +65,7 @@ def test_a_long_request_outlives_more_workers_than_one_that_kills_them(checkpoin
                 continue
             token_ids += event.token_ids
             if len(killed) < num_deaths and len(token_ids) > tokens_between * (len(killed) + 1):
-                wait_until(lambda: served.pids()["worker-0"] not in killed, 20, "the next life")
+                wait_until(lambda: served.pids()["worker-0"] not in killed, "the next life")
                 killed.append(served.pids()["worker-0"])
                 os.kill(killed[-1], signal.SIGKILL)
     assert len(set(killed)) == num_deaths

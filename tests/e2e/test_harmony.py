@@ -200,7 +200,7 @@ def test_a_grpc_stream_goes_on_through_another_gateway(served: Served) -> None:
                 for name in ("gateway-0", "gateway-1"):
                     pid = served.pids()[name]
                     os.kill(pid, signal.SIGKILL)
-                    wait_until(lambda pid=pid: not is_running(pid), 30, "dead")  # type: ignore[misc]
+                    wait_until(lambda pid=pid: not is_running(pid), "dead")  # type: ignore[misc]
                 served.wait_ready()
     assert 60 < place < len(THOUGHT)
     assert (choice.reasoning, choice.content, choice.finish_reason) == (THOUGHT, "I look.", "tool_calls")
@@ -240,7 +240,7 @@ def test_a_stream_goes_on_through_another_gateway(served: Served) -> None:
         request_id = reply.headers["x-penstock-request-id"]
         heard = Heard().read(reply.iter_lines(), 60)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not is_running(pid), 30, "dead")
+        wait_until(lambda: not is_running(pid), "dead")
     assert 60 < len(heard.thought) < len(THOUGHT)
     url, given = f"{second_url}/v1/requests/{request_id}/events", {"last-event-id": heard.event_id}
     with httpx.stream("GET", url, headers=given, timeout=300) as reply:

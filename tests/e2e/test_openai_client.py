@@ -121,7 +121,7 @@ def test_wrong_requests_have_typed_errors_that_say_what_is_wrong(
 def test_bad_json_and_an_oversized_body_are_refused(simulated: Served) -> None:
     url = f"{simulated.http_url}/v1/completions"
     headers = {"content-type": "application/json"}
-    assert httpx.post(url, content=b"{", headers=headers).status_code == 400
+    assert httpx.post(url, content=b"{", headers=headers, timeout=300).status_code == 400
     big = json.dumps({"prompt": "x" * (9 * 1024 * 1024)}).encode()
     assert httpx.post(url, content=big, headers=headers, timeout=300).status_code == 413
 

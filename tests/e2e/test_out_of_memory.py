@@ -60,10 +60,10 @@ def test_a_server_short_of_memory_refuses_new_requests_and_finishes_the_others(
             for thread in running:
                 thread.start()
             wait_until(
-                lambda: 'penstock_open_streams{pool="penstock"} 4.0' in http.get("/metrics").text, 20.0, "four streams"
+                lambda: 'penstock_open_streams{pool="penstock"} 4.0' in http.get("/metrics").text, "four streams"
             )
             command(server.url, "CONFIG", "SET", "maxmemory", str(int(used(server.url) / share)))
-            wait_until(lambda: http.post("/v1/completions", json=body).status_code == 503, 20.0, "a look at the memory")
+            wait_until(lambda: http.post("/v1/completions", json=body).status_code == 503, "a look at the memory")
             refused = http.post("/v1/completions", json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable"), refused.text
             assert "short of memory" in refused.json()["error"]["message"]
@@ -76,4 +76,4 @@ def test_a_server_short_of_memory_refuses_new_requests_and_finishes_the_others(
             outputs = {tuple(generation.outputs[0].token_ids) for generation in found}
             assert outputs == {tuple(expected([number, 2], NUM_TOKENS)) for number in range(4)}
             command(server.url, "CONFIG", "SET", "maxmemory", "0")
-            wait_until(lambda: http.post("/v1/completions", json=body).status_code == 200, 20.0, "a new request")
+            wait_until(lambda: http.post("/v1/completions", json=body).status_code == 200, "a new request")

@@ -72,7 +72,7 @@ def rules(kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("rule", rules("record"), ids=lambda rule: rule["record"])
 def test_a_recording_rule_has_data(rule: dict[str, Any], prometheus: Prometheus) -> None:
-    wait_until(lambda: bool(prometheus.values(rule["record"])), LIMIT_S, rule["record"])
+    wait_until(lambda: bool(prometheus.values(rule["record"])), rule["record"])
 
 
 @pytest.mark.parametrize("rule", rules("alert"), ids=lambda rule: f"{rule['alert']}-{rule['labels']['severity']}")
@@ -82,7 +82,7 @@ def test_what_an_alert_compares_has_data(rule: dict[str, Any], prometheus: Prome
         queries = [re.sub(r"\s*(==|!=|>=|<=|>|<)\s*[\d.]+", "", rule["expr"])]
         assert queries[0] != rule["expr"]
     for query in queries:
-        wait_until(lambda query=query: bool(prometheus.values(query)), LIMIT_S, query)
+        wait_until(lambda query=query: bool(prometheus.values(query)), query)
 
 
 def test_no_alert_fires_while_nothing_is_wrong(prometheus: Prometheus) -> None:
@@ -99,13 +99,13 @@ def test_exemplars_name_requests(prometheus: Prometheus) -> None:
         found = prometheus.ask("query_exemplars", **query)
         return {name for series in found for each in series["exemplars"] for name in each["labels"]}
 
-    wait_until(lambda: labels() == {"request_id"}, LIMIT_S, "exemplars")
+    wait_until(lambda: labels() == {"request_id"}, "exemplars")
 
 
 def test_names_of_vllm_are_there(prometheus: Prometheus) -> None:
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
-        wait_until(lambda name=name: bool(prometheus.values(f"vllm:{name}")), LIMIT_S, name)
-    wait_until(lambda: max(prometheus.values("vllm:num_requests_running")) > 0, LIMIT_S, "what runs")
+        wait_until(lambda name=name: bool(prometheus.values(f"vllm:{name}")), name)
+    wait_until(lambda: max(prometheus.values("vllm:num_requests_running")) > 0, "what runs")
 
 
 class Deaths:
@@ -148,4 +148,4 @@ def test_a_board_has_data(query: str, prometheus: Prometheus, deaths: Deaths) ->
             deaths.repeat()
         return found
 
-    wait_until(has_data, DEATHS_LIMIT_S, asked)
+    wait_until(has_data, asked, DEATHS_LIMIT_S)

@@ -57,7 +57,7 @@ def test_one_port_tells_what_all_processes_do(served: Served, port: int) -> None
         counted = ("penstock_delivered_tokens_total", "gateway-0"), ("penstock_generated_tokens_total", "scheduler-0")
         return set(up.values()) == {1.0} and all(told.get(each, 0) >= 16 for each in counted)
 
-    wait_until(have_counted, 60, "all have counted the tokens")
+    wait_until(have_counted, "all have counted the tokens")
 
 
 def test_the_page_in_openmetrics_names_requests_as_examples(served: Served, port: int) -> None:
@@ -73,7 +73,7 @@ def test_the_page_in_openmetrics_names_requests_as_examples(served: Served, port
         exemplars = [each.exemplar for each in samples if each.exemplar is not None]
         return any(set(each.labels) == {"request_id"} for each in exemplars)
 
-    wait_until(names_one, 60, "an exemplar of the first token")
+    wait_until(names_one, "an exemplar of the first token")
     assert "request_id" not in scrape(port, TOKEN), "plain text has no exemplars"
 
 
@@ -86,8 +86,8 @@ def test_the_port_asks_for_the_token(port: int) -> None:
 
 def test_a_process_that_is_away_is_told_as_such(served: Served, port: int) -> None:
     os.kill(served.pids()["detokenizer-0"], signal.SIGKILL)
-    wait_until(lambda: 'penstock_up{process="detokenizer-0"} 0.0' in scrape(port, TOKEN), 60, "it is missed")
-    wait_until(lambda: 'penstock_up{process="detokenizer-0"} 1.0' in scrape(port, TOKEN), 90, "it is back")
+    wait_until(lambda: 'penstock_up{process="detokenizer-0"} 0.0' in scrape(port, TOKEN), "it is missed")
+    wait_until(lambda: 'penstock_up{process="detokenizer-0"} 1.0' in scrape(port, TOKEN), "it is back")
 
 
 def test_a_port_that_is_taken_is_told_by_its_flag(checkpoint: Path, tmp_path: Path) -> None:

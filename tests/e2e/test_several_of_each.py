@@ -61,6 +61,6 @@ def test_both_of_each_get_work(served: Served) -> None:
         return all(len(done[kind]) == 2 and min(done[kind]) > 0 for kind in KINDS)
 
     try:
-        wait_until(have_worked, 60, "all have worked")
+        wait_until(have_worked, "all have worked")
     except AssertionError as error:
         raise AssertionError(f"{error}; they did {work(served)}") from error

@@ -57,7 +57,7 @@ class Site:
         known = {"red": {"name": "red", "pool": "penstock"}, "blue": self.blue}
         self.write(*(known[name] for name in names))
         for url in self.urls:
-            wait_until(lambda url=url: models(url) == list(names), LIMIT_S, f"{names} at {url}")  # type: ignore[misc]
+            wait_until(lambda url=url: models(url) == list(names), f"{names} at {url}")  # type: ignore[misc]
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_a_server_that_is_away_is_503_for_its_models_alone(site: Site) -> None:
     pid = site.served["blue"].pids()[SERVER]
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: ask(url, "blue").status_code == 503, LIMIT_S, "503 for the pool that is away")
+        wait_until(lambda: ask(url, "blue").status_code == 503, "503 for the pool that is away")
         refused = ask(url, "blue")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert both["red"].end().startswith(red)
@@ -183,7 +183,7 @@ def test_a_server_that_is_away_is_503_for_its_models_alone(site: Site) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     assert both["blue"].end().startswith(undisturbed(site, "blue"))
-    wait_until(lambda: ask(url, "blue").status_code == 200, LIMIT_S, "the pool is back")
+    wait_until(lambda: ask(url, "blue").status_code == 200, "the pool is back")
 
 
 def test_a_pool_is_left_when_its_streams_have_ended_and_joined_again(site: Site) -> None:
@@ -197,6 +197,6 @@ def test_a_pool_is_left_when_its_streams_have_ended_and_joined_again(site: Site)
         with site.served["blue"].client() as client:
             return sum(each.kind == "gateway" and each.alive for each in client.pipeline().sessions)
 
-    wait_until(lambda: gateways() == 1, LIMIT_S, "only its own gateway is in the pool")
+    wait_until(lambda: gateways() == 1, "only its own gateway is in the pool")
     site.serve("blue", "red")
     assert text_of(ask(url, "")) == undisturbed(site, "blue"), "the first is the first of the file"

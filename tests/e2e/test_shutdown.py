@@ -46,7 +46,7 @@ def test_a_second_signal_kills(served: Served) -> None:
         next(events)
         next(events)
         served.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "a second signal kills" in served.err, 10, "stopping")
+        wait_until(lambda: "a second signal kills" in served.err, "stopping")
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(300) == 128 + signal.SIGINT
     assert not [name for name, pid in pids.items() if is_running(pid)]
@@ -56,4 +56,4 @@ def test_children_do_not_outlive_a_launcher_that_was_killed(served: Served) -> N
     pids = served.pids()
     served.process.kill()
     served.process.wait()
-    wait_until(lambda: not any(map(is_running, pids.values())), 20, "children gone")
+    wait_until(lambda: not any(map(is_running, pids.values())), "children gone")

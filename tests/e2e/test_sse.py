@@ -65,10 +65,10 @@ def test_a_client_that_leaves_frees_what_its_request_held(simulated: Served) -> 
                 if session.kind == "scheduler"
             )
 
-        wait_until(all_is_free, 10, "blocks free")
+        wait_until(all_is_free, "blocks free")
 
 
 def test_health_metrics_and_version_answer(simulated: Served) -> None:
-    assert httpx.get(f"{simulated.http_url}/health").json()["status"] == "ok"
-    assert "penstock_requests_total" in httpx.get(f"{simulated.http_url}/metrics").text
-    assert httpx.get(f"{simulated.http_url}/version").json()["version"]
+    assert httpx.get(f"{simulated.http_url}/health", timeout=300).json()["status"] == "ok"
+    assert "penstock_requests_total" in httpx.get(f"{simulated.http_url}/metrics", timeout=300).text
+    assert httpx.get(f"{simulated.http_url}/version", timeout=300).json()["version"]

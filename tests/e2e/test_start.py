@@ -56,8 +56,8 @@ def test_services_wait_for_their_server_and_say_so_and_start_when_it_comes(check
     (port,) = free_ports(1)
     with Served(tmp_path, f"--model={checkpoint}", f"--redis-url=redis://127.0.0.1:{port}", *SIMULATED) as served:
         for name in ("gateway", "tokenizer", "scheduler", "worker", "detokenizer"):
-            wait_until(lambda name=name: is_waiting(served, name), 300, f"{name} waits")  # type: ignore[misc]
-        wait_until(lambda: "waiting for gateway-0" in served.err, 300, "the launcher says whom it waits for")
+            wait_until(lambda name=name: is_waiting(served, name), f"{name} waits")  # type: ignore[misc]
+        wait_until(lambda: "waiting for gateway-0" in served.err, "the launcher says whom it waits for")
         assert served.process.poll() is None
         server = EmbeddedServer(tmp_path / "data", port=port)
         server.start()
@@ -115,7 +115,6 @@ def test_two_pipelines_of_several_replicas_share_a_server_but_no_pool(checkpoint
                 # One that the machine gave no time for its lease is away for a moment.
                 wait_until(
                     lambda: sorted(session.kind for session in client.pipeline().sessions) == kinds,
-                    300,
                     "one of each in the other pool",
                 )
     finally:
@@ -131,6 +130,6 @@ def test_a_port_that_is_taken_is_named_before_anything_starts(simulated: Served,
 
 def test_a_pipeline_that_still_waits_ends_as_well_as_one_that_serves(checkpoint: Path, tmp_path: Path) -> None:
     with Served(tmp_path, f"--model={checkpoint}", "--redis-url=redis://127.0.0.1:1", *SIMULATED) as served:
-        wait_until(lambda: is_waiting(served, "worker"), 300, "waits")
+        wait_until(lambda: is_waiting(served, "worker"), "waits")
         served.process.terminate()
         assert served.process.wait(300) == 0

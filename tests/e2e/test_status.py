@@ -16,7 +16,7 @@ def penstock(*argv: str, typed: str = "") -> subprocess.CompletedProcess[str]:
 
 def test_status_shows_services_hops_and_figures(simulated: Served) -> None:
     with simulated.client() as client:
-        wait_until(lambda: is_complete(client.pipeline()), 10, "all say that they are ready")
+        wait_until(lambda: is_complete(client.pipeline()), "all say that they are ready")
     shown = penstock("status", "--address", simulated.grpc_address)
     assert shown.returncode == 0, shown.stderr
     for word in ("gateway-0", "tokenizer-0", "scheduler-0", "worker-0", "detokenizer-0", "ready"):

@@ -39,16 +39,16 @@ def kill(served: Served) -> Iterator[Callable[[], None]]:
 
     def kill() -> None:
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not is_running(pid), 10, "dead")
+        wait_until(lambda: not is_running(pid), "dead")
 
     yield kill
-    wait_until(lambda: served.pids()["gateway-0"] != pid, 30, "restarted")
-    wait_until(lambda: _is_ready(served.http_urls[0]), 60, "ready")
+    wait_until(lambda: served.pids()["gateway-0"] != pid, "restarted")
+    wait_until(lambda: _is_ready(served.http_urls[0]), "ready")
 
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/ready", timeout=5).status_code == 200
+        return httpx.get(f"{url}/ready", timeout=60).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -251,7 +251,7 @@ def test_a_gateway_that_dies_takes_no_call_along(served: Served) -> None:
         request_id = reply.headers["x-penstock-request-id"]
         heard.read(reply.iter_lines(), 60)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not is_running(pid), 30, "dead")
+        wait_until(lambda: not is_running(pid), "dead")
     assert not heard.finish
     assert 60 < heard.num_chars < undisturbed.num_chars
     url, given = f"{second_url}/v1/requests/{request_id}/events", {"last-event-id": heard.last_event_id}

@@ -50,7 +50,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         return {"request" if each.kind == trace_pb2.Span.SPAN_KIND_SERVER else each.name: each for each in found}
 
     def wait(self, request_id: str, names: set[str]) -> dict[str, trace_pb2.Span]:
-        wait_until(lambda: names <= set(self.of(request_id)), LIMIT_S, f"spans {sorted(names)} of {request_id}")
+        wait_until(lambda: names <= set(self.of(request_id)), f"spans {sorted(names)} of {request_id}")
         return self.of(request_id)
 
 
@@ -150,7 +150,7 @@ def test_no_trace_is_lost_with_the_gateway_and_the_detokenizer_that_were_to_tell
     before = served.pids()
     for victim in ("detokenizer-0", "gateway-0"):
         os.kill(before[victim], signal.SIGKILL)
-    wait_until(lambda: served.pids()["detokenizer-0"] != before["detokenizer-0"], LIMIT_S, "restarted")
+    wait_until(lambda: served.pids()["detokenizer-0"] != before["detokenizer-0"], "restarted")
     with receiving(collector_port) as receiver:
         for request_id in ids:  # of the last ones the gateway may not have said that they were delivered
             receiver.wait(request_id, {"request", *HOPS} - {"deliver"})

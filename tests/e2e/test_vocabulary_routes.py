@@ -103,7 +103,6 @@ def test_a_tokenizer_that_dies_is_noticed_by_nobody(served: Served, http: httpx.
     os.kill(before, signal.SIGKILL)
     wait_until(
         lambda: answer(http, "/tokenize", prompt="hi")["count"] == 2 and served.pids()["tokenizer-0"] != before,
-        120,
         "the tokenizer is started again",
     )
     for _ in range(8):

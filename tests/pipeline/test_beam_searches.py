@@ -72,7 +72,9 @@ def test_outputs_come_best_first_and_are_those_of_a_search_alone(pipeline: Pipel
 def test_a_stream_tells_all_at_the_end(pipeline: Pipeline) -> None:
     params = params_of(3)
     body = body_of(PROMPTS[2], params, stream=True)
-    with httpx.stream("POST", f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/completions", json=body) as reply:
+    with httpx.stream(
+        "POST", f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/completions", json=body, timeout=300
+    ) as reply:
         lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     told: dict[int, list[int]] = {index: [] for index in range(params.n)}

@@ -78,7 +78,7 @@ def test_rankings_are_by_these_scores(pipeline: Pipeline, directory: Path) -> No
 def test_a_reply_is_told_again(pipeline: Pipeline) -> None:
     told = post(pipeline, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
     url = f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/requests/{told.json()['id']}"
-    assert httpx.get(url).json()["reply"] == told.json()
+    assert httpx.get(url, timeout=300).json()["reply"] == told.json()
 
 
 @pytest.mark.parametrize(

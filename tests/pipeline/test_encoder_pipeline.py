@@ -69,7 +69,7 @@ def test_clients_over_grpc_get_what_they_ask_for(pipeline: Pipeline) -> None:
 def test_what_would_generate_is_refused_by_name(pipeline: Pipeline, path: str) -> None:
     reply = post(pipeline, path, GENERATING[path])
     assert reply.status_code == 400
-    name = httpx.get(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/models").json()["data"][0]["id"]
+    name = httpx.get(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/models", timeout=300).json()["data"][0]["id"]
     # By the gateway: nobody else tells the name.
     assert f"the model '{name}' is an encoder, which makes vectors of prompts and generates nothing" in reply.text
 
@@ -88,5 +88,5 @@ def test_a_prompt_beyond_the_bound_is_told_it_or_truncated_to_it(pipeline: Pipel
     for truncated in (-1, BOUND):
         cut = post(pipeline, "/v1/embeddings", {"input": prompt, "truncate_prompt_tokens": truncated}).json()
         np.testing.assert_allclose(cut["data"][0]["embedding"], wanted(prompt[1:]), atol=1e-6)
-    models = httpx.get(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/models").json()
+    models = httpx.get(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/models", timeout=300).json()
     assert models["data"][0]["max_model_len"] == BOUND

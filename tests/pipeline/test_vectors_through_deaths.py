@@ -109,9 +109,9 @@ def test_the_same_key_is_the_same_request_and_its_reply_can_be_asked_for(pipelin
         for _ in range(2)
     )
     assert first.json() == second.json()
-    told = httpx.get(f"{url}/v1/requests/{first.json()['id']}").json()
+    told = httpx.get(f"{url}/v1/requests/{first.json()['id']}", timeout=300).json()
     assert (told["state"], told["reply"]) == ("ended", first.json())
-    events = httpx.get(f"{url}/v1/requests/{first.json()['id']}/events")
+    events = httpx.get(f"{url}/v1/requests/{first.json()['id']}/events", timeout=300)
     assert events.status_code == 400
     other = httpx.post(
         f"{url}/v1/embeddings",

@@ -41,7 +41,7 @@ class Fixture:
         return self.stream.getvalue()
 
     async def until(self, text: str, times: int = 1) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while self.said.count(text) < times:
                 await asyncio.sleep(0.01)
 
@@ -149,7 +149,7 @@ def test_questions_of_a_launcher_that_stood_still_itself_do_not_count(
         life = asyncio.create_task(fixture.replica.run())
         await fixture.until("| up")
         assert await fixture.replica.is_ready()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while num_asked < 10:
                 await asyncio.sleep(0.01)
         assert "hangs" not in fixture.said
@@ -193,7 +193,7 @@ def test_a_child_that_was_never_ready_may_take_its_time(monkeypatch: pytest.Monk
 
     async def test() -> None:
         life = asyncio.create_task(fixture.replica.run())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while len(asked) < 5:
                 await asyncio.sleep(0.01)
         assert "hangs" not in fixture.said
@@ -222,7 +222,7 @@ def test_a_child_may_take_its_time_in_its_second_life_as_in_its_first(monkeypatc
         await fixture.until("| up")
         assert await fixture.replica.is_ready()
         os.kill(fixture.pids()[0], signal.SIGKILL)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while num_unanswered <= 50:
                 await asyncio.sleep(0.01)
         assert "hangs" not in fixture.said
@@ -320,7 +320,7 @@ def test_what_a_child_started_does_not_outlive_it(monkeypatch: pytest.MonkeyPatc
         other = int(fixture.said.split("other ")[1].split()[0])
         os.kill(fixture.pids()[0], signal.SIGKILL)
         await fixture.until("died")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while is_running(other):
                 await asyncio.sleep(0.01)
         fixture.replica.kill()

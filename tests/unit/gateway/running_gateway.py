@@ -17,7 +17,7 @@ from servicekit.lifecycle import Stop
 from servicekit.rpc import RpcServer, RpcService
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 30) -> None:
+def eventually(holds: Callable[[], bool], timeout_s: float = 180) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s

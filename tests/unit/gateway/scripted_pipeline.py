@@ -306,13 +306,13 @@ class ScriptedPipeline:
     def append(self, stream: bytes, payload: bytes) -> None:
         self.call(Append(stream, {k.PAYLOAD: payload}, k.TEXT_CAP))
 
-    def wait_for(self, count: int = 1, timeout_s: float = 30) -> list[Incoming]:
+    def wait_for(self, count: int = 1, timeout_s: float = 180) -> list[Incoming]:
         """The requests that came, at least so many."""
         with self._arrived:
             assert self._arrived.wait_for(lambda: len(self.incoming) >= count, timeout_s), "no request came"
             return list(self.incoming)
 
-    def hints(self, stream: bytes, count: int = 1, timeout_s: float = 30) -> list[dict[bytes, bytes]]:
+    def hints(self, stream: bytes, count: int = 1, timeout_s: float = 180) -> list[dict[bytes, bytes]]:
         """The entries of a stream, once there are so many."""
         deadline_s = time.monotonic() + timeout_s
         while True:

@@ -281,7 +281,7 @@ def test_a_server_that_is_gone_is_told_and_streams_wait(launch: Callable[..., Ru
     ):
         gateway.bus.stop()
         eventually(lambda: not gateway.service.is_ready())
-        with httpx.Client(base_url=gateway.url, timeout=5) as other:
+        with httpx.Client(base_url=gateway.url, timeout=300) as other:
             reply = other.post("/v1/completions", json=BODY)
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
             assert "cannot reach its Redis server" in reply.json()["error"]["message"]

@@ -222,7 +222,7 @@ def test_openais_client_does_not_send_again_what_is_the_callers_fault(
 ) -> None:
     sent: list[httpx.Request] = []
     with (
-        httpx.Client(event_hooks={"request": [sent.append]}) as http,
+        httpx.Client(event_hooks={"request": [sent.append]}, timeout=300) as http,
         openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=2, http_client=http) as client,
     ):
         taken = {"extra_headers": {"idempotency-key": "taken"}}
@@ -243,7 +243,7 @@ def test_openais_client_comes_again_when_it_is_told_to(gateway: RunningGateway) 
         gateway.service.pools.all[0].reception._crowd.limits = limits
 
     with (
-        httpx.Client(event_hooks={"request": [let_in]}) as http,
+        httpx.Client(event_hooks={"request": [let_in]}, timeout=300) as http,
         openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=1, http_client=http) as client,
     ):
         assert len(client.completions.create(model="tiny", prompt=["a", "b"]).choices) == 2
@@ -252,7 +252,7 @@ def test_openais_client_comes_again_when_it_is_told_to(gateway: RunningGateway) 
 
 def test_an_oversized_body_is_refused_while_it_is_read(launch: Callable[..., RunningGateway]) -> None:
     gateway = launch(max_body_bytes=2000)
-    with httpx.Client(base_url=gateway.url, headers={"content-type": "application/json"}) as http:
+    with httpx.Client(base_url=gateway.url, headers={"content-type": "application/json"}, timeout=300) as http:
         reply = http.post("/v1/completions", content=completion(prompt="x" * 3000))
         assert (reply.status_code, error_of(reply)["code"]) == (413, "request_too_large")
         # Chunked: its length is not told before.
@@ -263,7 +263,7 @@ def test_an_oversized_body_is_refused_while_it_is_read(launch: Callable[..., Run
 
 def test_too_many_requests_are_told_to_come_back(launch: Callable[..., RunningGateway]) -> None:
     gateway = launch(max_streams=1)
-    with httpx.Client(base_url=gateway.url, headers={"content-type": "application/json"}) as http:
+    with httpx.Client(base_url=gateway.url, headers={"content-type": "application/json"}, timeout=300) as http:
         reply = http.post("/v1/completions", content=completion(prompt=["a", "b"]))
         assert (reply.status_code, error_of(reply)["type"]) == (429, "rate_limit_error")
         assert reply.headers["retry-after"] == "1"

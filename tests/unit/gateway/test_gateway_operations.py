@@ -124,7 +124,7 @@ def test_a_request_is_cancelled_by_its_id(gateway: RunningGateway, http: httpx.C
 
 def test_a_name_can_be_given_to_the_model(launch: Callable[..., RunningGateway]) -> None:
     gateway = launch(served_model_name=("story", "tale"))
-    with httpx.Client(base_url=gateway.url) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["story", "tale"]
         assert http.get("/v1/models/tale").json()["max_model_len"] == 512
         assert http.post("/v1/completions", json={"prompt": "x"}).json()["model"] == "story"
@@ -148,7 +148,7 @@ def test_without_a_worker_the_gateway_is_not_ready_and_says_why() -> None:
     try:
         gateway.pipeline.call(Leave(gateway.pipeline.sid))
         eventually(lambda: not gateway.service.is_ready())
-        with httpx.Client(base_url=gateway.url) as http:
+        with httpx.Client(base_url=gateway.url, timeout=300) as http:
             assert http.get("/ready").status_code == 503
             reply = http.post("/v1/completions", json=BODY)
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
@@ -199,7 +199,7 @@ def test_a_call_that_waits_for_the_server_while_its_gateway_drains_is_told_so(ga
 
 def is_refused(url: str) -> bool:
     """Return whether no new connection is taken."""
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, timeout=300) as client:
         try:
             client.get("/ready")
         except httpx.ConnectError:

@@ -43,7 +43,7 @@ def leave_waiting(gateway: RunningGateway, number: int, headers: dict[str, str] 
 
 def test_beyond_the_bound_on_requests_http_says_429_and_when_to_come_back(launch: Launch) -> None:
     gateway = overloaded(launch, max_waiting_requests=2)
-    with httpx.Client(base_url=gateway.url) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         reply = http.post("/v1/completions", json=BODY)
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "overloaded")
     assert reply.json()["error"]["message"].startswith("2 requests may wait, and do")
@@ -59,7 +59,7 @@ def test_retry_after_follows_what_waits_and_how_fast_it_starts(launch: Launch, m
     monkeypatch.setattr(store, "now_ms", lambda: since_ms + 30_000)
     assert pipeline.call(Commit(pipeline.sid, (), "w", b"plan", pipeline.incoming[0].request_id))
     leave_waiting(gateway, 3)
-    reply = httpx.post(f"{gateway.url}/v1/completions", json=BODY)
+    reply = httpx.post(f"{gateway.url}/v1/completions", json=BODY, timeout=300)
     # Half of the time and of the starts are forgotten: two wait, and one starts in 15 s.
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "30")
 
@@ -88,7 +88,7 @@ def test_a_tenant_has_a_bound_of_its_own_and_does_not_fill_the_pool_of_others(la
     gateway = launch(api_keys_file=keys, max_waiting_requests_per_tenant=1)
     gateway.pipeline.script = lambda request: None if request.header.tenant == "one" else request.say("fine")
     as_one, as_two = ({"authorization": f"Bearer {name}"} for name in ("one", "two"))
-    with httpx.Client(base_url=gateway.url) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         leave_waiting(gateway, 1, as_one)
         refused = http.post("/v1/completions", json=BODY, headers=as_one)
         assert (refused.status_code, refused.json()["error"]["message"][:18]) == (429, "1 requests of your")
@@ -98,7 +98,7 @@ def test_a_tenant_has_a_bound_of_its_own_and_does_not_fill_the_pool_of_others(la
 def test_nothing_stays_behind_of_a_request_that_was_refused(launch: Launch) -> None:
     gateway = overloaded(launch, num_waiting=1, max_waiting_requests=2)
     before = len(gateway.pipeline.cancels())
-    with httpx.Client(base_url=gateway.url) as http:
+    with httpx.Client(base_url=gateway.url, timeout=300) as http:
         refused = http.post("/v1/completions", json=BODY | {"prompt": ["a", "b", "c"], "stream": False})
     assert refused.status_code == 429
     # Of its three requests one was taken, and is cancelled; the two others leave no mark for their ids.
@@ -123,7 +123,7 @@ def test_the_pool_is_told_the_tokens_and_the_deadline_of_a_prompt(launch: Launch
 
 
 def figures(gateway: RunningGateway) -> dict[str, float]:
-    lines = httpx.get(f"{gateway.url}/metrics").text.replace('{pool="penstock"}', "").splitlines()
+    lines = httpx.get(f"{gateway.url}/metrics", timeout=300).text.replace('{pool="penstock"}', "").splitlines()
     return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("penstock_")}
 
 
@@ -150,7 +150,7 @@ def test_the_last_stream_that_fits_is_served_and_the_next_one_refused(launch: La
     gateway.pipeline.script = lambda request: None
     with gateway.post(BODY), gateway.post(BODY):
         gateway.pipeline.wait_for(2)
-        assert httpx.post(f"{gateway.url}/v1/completions", json=BODY).status_code == 429
+        assert httpx.post(f"{gateway.url}/v1/completions", json=BODY, timeout=300).status_code == 429
     assert len(gateway.pipeline.incoming) == 2
 
 

@@ -87,9 +87,9 @@ def test_another_tenants_request_is_not_known(gateway: RunningGateway) -> None:
     request_id = post(gateway, headers=of("one")).headers["x-penstock-request-id"]
     path = f"{gateway.url}/v1/requests/{request_id}"
     for headers, status in ((of("two"), 404), ({}, 404), (of("one"), 200)):
-        assert httpx.get(path, headers=headers).status_code == status
-        assert httpx.get(f"{path}/events", headers=headers).status_code == status
-        assert httpx.delete(path, headers=headers).status_code == status
+        assert httpx.get(path, headers=headers, timeout=300).status_code == status
+        assert httpx.get(f"{path}/events", headers=headers, timeout=300).status_code == status
+        assert httpx.delete(path, headers=headers, timeout=300).status_code == status
     for tenant, is_known in (("two", False), (None, False), ("one", True)):
         with Client(gateway.grpc, timeout_s=120, tenant=tenant) as client:
             assert client.cancel(request_id) is is_known
@@ -142,5 +142,5 @@ def test_names_made_up_by_the_thousand_do_not_grow_anything(gateway: RunningGate
     gateway.pipeline.script = lambda request: request.say("a")
     assert [post(gateway, headers=of(f"t{number}")).status_code for number in range(20)] == [200] * 20
     assert not gateway.service.pools.all[0].delivery._crowd._tenants
-    told = [each for each in httpx.get(f"{gateway.url}/metrics").text.splitlines() if "t19" in each]
+    told = [each for each in httpx.get(f"{gateway.url}/metrics", timeout=300).text.splitlines() if "t19" in each]
     assert {each.partition("{")[0] for each in told} == {"penstock_tenant_tokens_total"}, "which names so many at most"

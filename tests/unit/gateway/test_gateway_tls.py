@@ -52,7 +52,8 @@ def test_calls_are_encrypted_and_new_certificates_count_for_new_connections(
     assert status(other, other) is None
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{gateway.service.http_port}/version", timeout=300, trust_env=False)
-    with httpx.Client(verify=context(one, other.issue_cert("c.example.org")), timeout=300, trust_env=False) as kept:
+    shown, limits = other.issue_cert("c.example.org"), httpx.Limits(keepalive_expiry=None)  # else it is kept for 5 s
+    with httpx.Client(verify=context(one, shown), timeout=300, trust_env=False, limits=limits) as kept:
         assert kept.get(f"{url}/version").status_code == 200
         write(other, one)
         assert [status(other, client) for client in (one, other, None)] == [200, None, None]

@@ -95,7 +95,7 @@ def test_pages_of_the_named_origins_are_let_in(
         assert reply.status_code == status
         assert reply.headers["access-control-allow-origin"] in ("*", ORIGIN["origin"])
         assert "x-penstock-request-id" in reply.headers["access-control-expose-headers"]
-    assert "access-control-allow-origin" in httpx.get(f"{gateway.url}/v1/models", headers=ORIGIN).headers
+    assert "access-control-allow-origin" in httpx.get(f"{gateway.url}/v1/models", headers=ORIGIN, timeout=300).headers
     elsewhere = httpx.post(url, json=BODY, headers={"origin": "https://evil.example.org"}, timeout=300)
     assert elsewhere.headers.get("access-control-allow-origin") == ("*" if origins == ("*",) else None)
 

@@ -26,11 +26,11 @@ def test_a_pool_whose_server_is_away_is_503_for_its_models_alone(site: Site) -> 
     request.send(request.row("a"))
     site.pipelines["one"].script = lambda request: request.say("one")
     assert text_of(ask(gateway, "red")) == "one"
-    assert httpx.get(f"{gateway.url}/ready").status_code == 200, "one pool is enough"
-    assert httpx.get(f"{gateway.url}/health").status_code == 200
+    assert httpx.get(f"{gateway.url}/ready", timeout=300).status_code == 200, "one pool is enough"
+    assert httpx.get(f"{gateway.url}/health", timeout=300).status_code == 200
     assert served(gateway) == ["red", "blue"]
     site.bus("one").stop()
-    eventually(lambda: httpx.get(f"{gateway.url}/ready").status_code == 503, LIMIT_S)
+    eventually(lambda: httpx.get(f"{gateway.url}/ready", timeout=300).status_code == 503, LIMIT_S)
     for name in ("one", "two"):
         site.bus(name).start()
     eventually(lambda: up(gateway) == {"one": 1.0, "two": 1.0}, LIMIT_S)

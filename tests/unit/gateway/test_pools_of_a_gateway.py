@@ -33,8 +33,8 @@ def test_a_call_goes_where_its_model_is(gateway: RunningGateway) -> None:
             client.complete("x", model="green")
     assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
     assert ask(gateway, "green").status_code == 404
-    assert httpx.get(f"{gateway.url}/v1/models/blue").json()["id"] == "blue"
-    assert httpx.get(f"{gateway.url}/v1/models/green").status_code == 404
+    assert httpx.get(f"{gateway.url}/v1/models/blue", timeout=300).json()["id"] == "blue"
+    assert httpx.get(f"{gateway.url}/v1/models/green", timeout=300).status_code == 404
 
 
 def test_ids_name_the_pool_so_that_any_gateway_finds_it(gateway: RunningGateway, site: Site) -> None:
@@ -144,7 +144,7 @@ def test_metrics_tell_each_pool(gateway: RunningGateway) -> None:
     assert told(gateway, "penstock_waiting_requests").keys() == {("one",), ("two",)}
     sessions = told(gateway, "penstock_sessions")
     assert sessions["gateway", "one", "alive"] == sessions["gateway", "two", "alive"] == 1.0
-    page = httpx.get(f"{gateway.url}/metrics").text
+    page = httpx.get(f"{gateway.url}/metrics", timeout=300).text
     samples = [each for family in text_string_to_metric_families(page) for each in family.samples]
     keys = [(each.name, tuple(sorted(each.labels.items()))) for each in samples]
     assert len(set(keys)) == len(keys), "a series comes once"

@@ -136,6 +136,7 @@ def test_where_fields_are_strict_such_a_name_is_refused_with_the_nearest(
         httpx.post(
             f"{gateway.url}/v1/completions",
             json=BODIES["completion"] | {"stream": True, "stream_options": {"usage": 1}},
+            timeout=300,
         ).json()["error"]["param"]
         == "stream_options.usage"
     )

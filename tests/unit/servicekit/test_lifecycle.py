@@ -74,7 +74,7 @@ def healthy(port: int, service: str = "") -> bool:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

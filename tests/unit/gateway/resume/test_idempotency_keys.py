@@ -41,7 +41,7 @@ def test_several_prompts_are_the_same_requests_when_they_are_sent_again(
     for request in gateway.pipeline.incoming:
         assert request.retire()
     body = BODY | {"stream": False, "prompt": ["x", "y"]}
-    reply = httpx.post(f"{second.url}/v1/completions", json=body, headers=KEY).json()
+    reply = httpx.post(f"{second.url}/v1/completions", json=body, headers=KEY, timeout=300).json()
     assert [choice["text"] for choice in reply["choices"]] == ["xb", "yb"]
     assert len(gateway.pipeline.incoming) == 2
 
@@ -51,7 +51,10 @@ def test_a_retried_plain_reply_is_the_same_before_and_after_its_end(
 ) -> None:
     gateway.pipeline.script = lambda request: request.retire(request.row("a", finish=STOP)) and None
     body = BODY | {"stream": False, "n": 1}
-    replies = [httpx.post(f"{each.url}/v1/completions", json=body, headers=KEY) for each in (gateway, second, second)]
+    replies = [
+        httpx.post(f"{each.url}/v1/completions", json=body, headers=KEY, timeout=300)
+        for each in (gateway, second, second)
+    ]
     assert [reply.status_code for reply in replies] == [200] * 3
     assert replies[0].json() == replies[1].json() == replies[2].json()
     assert len(gateway.pipeline.incoming) == 1
@@ -147,7 +150,7 @@ def test_a_key_is_short_and_visible(http: httpx.Client, key: str) -> None:
 def test_the_same_key_of_a_client_without_a_seed_asks_for_the_same(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.say("a")
     for headers in (KEY, {"idempotency-key": "another"}):
-        httpx.post(f"{gateway.url}/v1/completions", json=BODY, headers=headers).raise_for_status()
+        httpx.post(f"{gateway.url}/v1/completions", json=BODY, headers=headers, timeout=300).raise_for_status()
     one, two = gateway.pipeline.wait_for(2)
     assert one.header.seed != two.header.seed
     assert one.request_id != two.request_id

@@ -65,11 +65,11 @@ def test_a_request_tells_where_it_is_and_what_came_of_it(gateway: RunningGateway
     first = begun(gateway, "a", "b")
     (request,) = gateway.pipeline.wait_for()
     url = f"{other.url}/v1/requests/{first.request_id}"
-    found = httpx.get(url).json()
+    found = httpx.get(url, timeout=300).json()
     assert (found["state"], found["reply"], found["error"]) == ("running", None, None)
     request.row("c", finish=STOP)
     assert request.retire()
-    found = httpx.get(url).json()
+    found = httpx.get(url, timeout=300).json()
     assert found["state"] == "ended"
     assert found["reply"]["choices"][0]["text"] == "abc"
     assert found["reply"]["usage"]["completion_tokens"] == 3
@@ -81,7 +81,7 @@ def test_a_request_that_failed_tells_why(gateway: RunningGateway) -> None:
     (request,) = gateway.pipeline.wait_for()
     request.row("", finish=CANCELLED)
     assert request.retire()
-    found = httpx.get(f"{gateway.url}/v1/requests/{first.request_id}").json()
+    found = httpx.get(f"{gateway.url}/v1/requests/{first.request_id}", timeout=300).json()
     assert (found["state"], found["reply"], found["error"]["code"]) == ("ended", None, "cancelled")
     with events(gateway, first) as (heard, _):
         assert (heard.status, heard.error) == (499, "cancelled")

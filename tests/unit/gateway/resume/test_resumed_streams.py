@@ -127,9 +127,9 @@ def test_each_prompts_request_leads_to_the_whole_call(gateway: RunningGateway, o
         hear(first, lines, lambda: first.texts == ["a", "a", "a"])
     ids = {request.request_id for request in gateway.pipeline.incoming}
     last = next(each.hex() for each in ids if each.hex() != first.request_id)
-    found = httpx.get(f"{other.url}/v1/requests/{last}").json()
+    found = httpx.get(f"{other.url}/v1/requests/{last}", timeout=300).json()
     assert (found["id"], found["state"]) == (f"cmpl-{first.request_id}", "running")
-    assert httpx.delete(f"{other.url}/v1/requests/{last}").status_code == 200
+    assert httpx.delete(f"{other.url}/v1/requests/{last}", timeout=300).status_code == 200
     assert {request_id for request_id, _ in gateway.pipeline.cancels(3)} == ids
 
 
