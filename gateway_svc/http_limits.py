@@ -11,4 +11,5 @@ class HttpLimits:
     max_headers: int
     head_timeout_s: float
     body_timeout_s: float
+    idle_timeout_s: float
     max_connections: int

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -28,6 +29,7 @@ class HttpServer(uvicorn.Server):
             log_level="error",  # below it stands what anybody can write into the log by sending what is no HTTP
             access_log=False,
             server_header=False,
+            timeout_keep_alive=cast(int, limits.idle_timeout_s),  # a float does, whatever its type says
         )
         config.limits = limits
         if tls is not None:

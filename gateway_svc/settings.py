@@ -101,6 +101,13 @@ class GatewaySettings(ServiceSettings):
     body_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = field(
         default=60.0, metadata={"help": "seconds in which the body must be there after them, 408 beyond"}
     )
+    idle_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = field(
+        default=75.0,
+        metadata={
+            "help": "seconds for which an HTTP connection without a request is kept; a proxy before the gateway is to "
+            "let go of it sooner, as nginx does after 60"
+        },
+    )
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = field(
         default_factory=most_connections,
         metadata={
@@ -186,6 +193,7 @@ class GatewaySettings(ServiceSettings):
             max_headers=self.max_headers,
             head_timeout_s=self.head_timeout_s,
             body_timeout_s=self.body_timeout_s,
+            idle_timeout_s=self.idle_timeout_s,
             max_connections=self.max_connections,
         )
 

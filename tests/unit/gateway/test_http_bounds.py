@@ -14,6 +14,8 @@ from running_gateway import RunningGateway
 from scripted_pipeline import STOP
 
 from gateway_svc.http_protocol import HELD_UP_S, BoundedProtocol
+from gateway_svc.http_server import HttpServer
+from gateway_svc.settings import GatewaySettings
 
 Launch = Callable[..., RunningGateway]
 LIMIT_S = 180.0
@@ -115,6 +117,21 @@ def test_a_head_within_the_bounds_is_taken_however_it_comes(launch: Launch) -> N
             assert found.startswith(b"HTTP/1.1 200 OK\r\n")
         client.sendall(head.replace(b"x: y\r\n", b"x: y\r\n" * 2))
         assert read_all(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_connection_without_a_request_is_closed_after_its_time(launch: Launch) -> None:
+    gateway = launch(idle_timeout_s=0.5, head_timeout_s=3600.0)
+    with connected(gateway) as client:
+        client.sendall(GET + b"\r\n")
+        assert read_all(client).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_it_is_kept_for_longer_than_nginx_keeps_its_own() -> None:
+    async def app(*_: object) -> None:
+        """Is not called."""
+
+    server = HttpServer(app, GatewaySettings().http_limits)
+    assert server.config.timeout_keep_alive > 60
 
 
 @pytest.mark.parametrize("begin", [b"", b"\r\n", b"POS", GET + b"x: y", POST, POST + b"content-length: 9\r\n\r\n{"])
