@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from byte_tokenizer import write_byte_model
 from environments import CLIENTS, python_with
-from served import SIMULATED, VOCAB_SIZE, Served
+from served import LONG_LEASES, SIMULATED, VOCAB_SIZE, Served
 from test_foreign_clients import ENVIRON
 
 LIMIT_S = 900.0
@@ -19,7 +19,7 @@ def test_every_answer_is_one_that_the_description_has(tmp_path: Path) -> None:
     checkpoint.mkdir()
     # A short context, as most calls leave it to the context when they end.
     write_byte_model(checkpoint, vocab_size=VOCAB_SIZE, max_model_len=32, chats=True)
-    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=0", *SIMULATED)
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=0", LONG_LEASES, *SIMULATED)
     with Served(tmp_path, *flags) as served:
         url = served.wait_ready().http_url
         known = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=300)

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from byte_tokenizer import write_byte_model
-from served import SIMULATED, Served
+from served import LONG_LEASES, SIMULATED, Served
 from test_foreign_clients import call
 
 from contract.domain.api_keys import CONTROL_TOKEN_HEADER, hash_api_key
@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     script.write_text("\n".join(map(json.dumps, lines)))
     keys = checkpoint / "keys"
     keys.write_text(json.dumps({"tenant": "alice", "sha256": hash_api_key(KEY).hex()}))
-    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=8", *SIMULATED)
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=8", LONG_LEASES, *SIMULATED)
     flags += (f"--script={script}", f"--api-keys-file={keys}")
     with Served(tmp_path_factory.mktemp("page"), *flags) as served:
         yield served.wait_ready()

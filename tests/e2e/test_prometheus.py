@@ -22,7 +22,6 @@ from penstock.client import Client
 from penstock.launcher.layout import free_ports
 
 RULES = ROOT / "deploy" / "helm" / "penstock" / "files" / "prometheus-rules.yaml"
-LIMIT_S = 180
 DEATHS_LIMIT_S = 600.0  # a rate shows what was lost for the second time only, and not every death finds something
 NUM_CLIENTS = 2
 SCRAPE_S = 5  # a scrape asks five processes, each of which has a machine's load to bear

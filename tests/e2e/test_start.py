@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import ROOT, SERVER, SIMULATED, Served, wait_until
+from served import LONG_LEASES, ROOT, SERVER, SIMULATED, Served, wait_until
 
 from contract.domain.params import SamplingParams
 from penstock.client import Client
@@ -99,7 +99,7 @@ def test_two_pipelines_of_several_replicas_share_a_server_but_no_pool(checkpoint
         folders = [tmp_path / name for name in ("a", "b")]
         for folder in folders:
             folder.mkdir()
-        flags = (f"--model={checkpoint}", f"--redis-url={server.url}", *SIMULATED)
+        flags = (f"--model={checkpoint}", f"--redis-url={server.url}", LONG_LEASES, *SIMULATED)
         with (
             Served(folders[0], "--pool=a", *flags, *replicas) as first,
             Served(folders[1], "--pool=b", *flags) as second,
@@ -111,12 +111,10 @@ def test_two_pipelines_of_several_replicas_share_a_server_but_no_pool(checkpoint
                 with Client(address) as client:
                     assert len(client.complete("abc", PARAMS).outputs[0].token_ids) == 4
             with second.client() as client:
-                kinds = ["detokenizer", "gateway", "scheduler", "tokenizer", "worker"]
-                # One that the machine gave no time for its lease is away for a moment.
-                wait_until(
-                    lambda: sorted(session.kind for session in client.pipeline().sessions) == kinds,
-                    "one of each in the other pool",
-                )
+                assert {session.kind for session in client.pipeline().sessions} == {
+                    "gateway", "tokenizer", "scheduler", "worker", "detokenizer",
+                }  # fmt: skip
+                assert len(client.pipeline().sessions) == 5
     finally:
         server.close()
 

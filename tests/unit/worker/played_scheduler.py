@@ -68,15 +68,16 @@ class Scheduler:
     def send_raw(self, payload: bytes) -> None:
         assert self.connection.call(Commit(self.sid, worker="w", plan=payload))
 
-    def results(self, count: int) -> list[results_pb2.StepResult]:
+    def results(self, count: int, at_once: int = 64) -> list[results_pb2.StepResult]:
+        """So many, and no more of those that are read `at_once`."""
         stream, found = self.bus.keys.results("w"), []
         deadline = time.monotonic() + TIMEOUT_S
         while len(found) < count:
             assert time.monotonic() < deadline, f"only {len(found)} of {count} results came"
-            read = Read({stream: self.position}, count - len(found), block_ms=100)
-            for entry in self.connection.call(read).get(stream, []):
+            for entry in self.connection.call(Read({stream: self.position}, at_once, block_ms=100)).get(stream, []):
                 self.position = entry.entry_id
                 found.append(results_pb2.StepResult.FromString(entry.fields[k.PAYLOAD]))
+        assert len(found) == count
         return found
 
     def close(self) -> None:

@@ -45,7 +45,8 @@ class _CutLine:
 _CUTS = (
     # 34 heads with 2 of keys, on an H100: contexts of 192 tokens, 1, 32, 128 and 256 of them, took 24.6, 14.8, 26.5 and
     # 31.7 us by the lines after these with twice the warps, and take 9.5, 11.5, 17.1 and 27.0; one of 2,000 took 122,
-    # and takes 25: parts are added up two at a time. 33 of 6,000 take 89, and 180 if they are not cut.
+    # and takes 25: parts are added up two at a time. 33 of 6,000 took 180 whole, in tiles
+    # of 32, and take 89.
     _CutLine(most_programs=64, fewest_queries=17, programs=264, split_tokens=512, tokens=64, warps=8, ahead=2),
     _CutLine(most_programs=256, fewest_queries=17, programs=264, split_tokens=4096, tokens=64, warps=4, ahead=2),
     _CutLine(fewest_queries=33, split_tokens=512, tokens=64, warps=4, ahead=0),  # not measured
