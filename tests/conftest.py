@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from late_waits import delay_waits
 from standstills import begin
 
@@ -14,6 +15,10 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Threads of one small product wait for each other, spinning: beside other processes of tests, that is most of the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No machine is too slow for a test: an example may take as long as it takes, and so may drawing it.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # Tests for which a machine may lack something, and what that is.
 _ON = {

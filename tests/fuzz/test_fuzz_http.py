@@ -149,7 +149,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=10 * ROUNDS, deadline=None)
+@settings(max_examples=10 * ROUNDS)
 @given(
     fields=st.dictionaries(
         st.sampled_from([*CHAT, *COMPLETION, *RESPONSE, *MESSAGE, "tools", "response_format", "tokens"]),

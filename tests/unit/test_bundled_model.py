@@ -58,7 +58,7 @@ def examined() -> Examined:
 # --- the grammar
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), held_out=st.booleans())
 def test_parses_and_accepts_whatever_it_writes(seed: int, held_out: bool) -> None:
     dialogue = Dialogue(random.Random(seed), held_out=held_out)
@@ -68,7 +68,7 @@ def test_parses_and_accepts_whatever_it_writes(seed: int, held_out: bool) -> Non
         assert on_subject(turn.ask, turn.answer), turn
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_rejects_an_answer_whose_words_are_shuffled_or_cut_off(seed: int) -> None:
     rng = random.Random(seed)
@@ -136,7 +136,7 @@ def test_about_an_eighth_of_the_wordings_is_held_out_and_none_is_ever_trained_on
     assert "Tell me a story about {topic}." in trained
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_no_training_story_has_a_held_out_pair(seed: int) -> None:
     words = draw(random.Random(seed), held_out=False)
@@ -187,7 +187,7 @@ def test_the_chat_template_marks_every_turn() -> None:
     assert (FOLDER / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text())
 def test_the_tokenizer_gives_back_any_text(text: str) -> None:
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))

@@ -314,7 +314,5 @@ def test_counts_never_drift(kind: str, request: pytest.FixtureRequest) -> None:
 
     run_state_machine_as_test(
         Machine,
-        settings=settings(
-            max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=100, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )

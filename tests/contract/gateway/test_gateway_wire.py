@@ -82,7 +82,7 @@ headers = st.builds(
 requests = st.builds(Request, headers, st.text(max_size=5), prompts, params)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(requests)
 def test_a_request_arrives_as_it_was_checked(request: Request) -> None:
     header, body, prompt = (
@@ -230,7 +230,7 @@ def test_a_logprob_column_of_another_length_is_poison(column: str) -> None:
         wire.decode_text(batch.SerializeToString())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 400))
 def test_nothing_but_poison_is_said_of_damaged_messages(noise: bytes, start: int, length: int) -> None:
     whole = text_batch().SerializeToString()

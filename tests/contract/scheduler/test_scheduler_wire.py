@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.domain import chain
@@ -96,7 +96,6 @@ admissions = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 2**63),
     columns,
@@ -157,7 +156,6 @@ def results(draw: st.DrawFn) -> StepResult:
     )
 
 
-@settings(deadline=None)
 @given(results())
 def test_a_result_is_read_as_the_worker_made_it(result: StepResult) -> None:
     received = decode_result(encode_result(result, SESSION, INCARNATION, 9))
@@ -231,7 +229,6 @@ def token_rows(draw: st.DrawFn) -> TokenRows:
     )
 
 
-@settings(deadline=None)
 @given(token_rows())
 def test_rows_are_read_by_the_detokenizer_and_by_a_successor_as_they_were_made(rows: TokenRows) -> None:
     payload = encode_rows(rows, SESSION, Computed("", INCARNATION, 5, 11))
@@ -241,7 +238,6 @@ def test_rows_are_read_by_the_detokenizer_and_by_a_successor_as_they_were_made(r
     same(read, rows)
 
 
-@settings(deadline=None)
 @given(token_rows(), st.data())
 def test_rows_of_all_shards_together_are_all_rows(rows: TokenRows, data: st.DataObject) -> None:
     wanted = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), np.bool_)

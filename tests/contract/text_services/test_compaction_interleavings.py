@@ -111,7 +111,7 @@ class _Run:
         raise AssertionError(f"{_END} turns were not enough")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     acts=st.lists(st.tuples(st.sampled_from(_ACTS), st.integers(0, 1 << 16)), max_size=60), new_writers=st.booleans()
 )

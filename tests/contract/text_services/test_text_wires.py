@@ -183,7 +183,7 @@ def test_the_detokenizer_reads_the_rows_that_the_scheduler_wrote() -> None:
         np.testing.assert_array_equal(getattr(read.logprobs, name), getattr(rows.logprobs, name))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_damaged_rows_are_poison_or_rows_and_never_a_crash(data: st.DataObject) -> None:
     payload = bytearray(scheduler_wire.encode_rows(_token_rows(), b"s" * 16, Computed("", b"i" * 16, 4, 77)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -42,7 +42,6 @@ _ENTRIES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(entries=_ENTRIES, data=st.data())
 def test_records_are_read_as_they_were_written(entries: list[TokenLogprob], data: st.DataObject) -> None:
     packed = pack_records(entries)

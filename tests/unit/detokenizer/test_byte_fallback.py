@@ -26,7 +26,7 @@ def _sent(family: str, ids: list[int]) -> list[str]:
     return [*texts, decoder.flush(state)]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(family=_FAMILIES, text=st.text(st.characters(exclude_categories=["Cs"]), max_size=12))
 def test_a_character_is_given_out_with_its_last_byte(family: str, text: str) -> None:
     tokenizer = FAMILIES[family]()
@@ -38,7 +38,7 @@ def _by_byte(character: str) -> list[str]:
     return [""] * (len(character.encode()) - 1) + [character]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(family=_FAMILIES, data=st.data(), skip=st.booleans())
 def test_well_formed_runs_among_any_tokens_give_the_text_of_a_full_decode(
     family: str, data: st.DataObject, skip: bool
@@ -55,7 +55,7 @@ def test_well_formed_runs_among_any_tokens_give_the_text_of_a_full_decode(
     assert decode_all(decoder, ids) == transformers.decode(ids, skip_special_tokens=skip)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(family=_FAMILIES, begin=st.sampled_from([b"", b"\xe4", b"\xff", b"\xf0\x9f"]), ids=st.lists(st.integers(0, 276)))
 def test_bytes_that_are_no_utf8_become_what_a_full_decode_makes_of_them(
     family: str, begin: bytes, ids: list[int]

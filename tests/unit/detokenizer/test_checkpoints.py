@@ -59,7 +59,7 @@ def _columns(result: FinishedRequest) -> list[object]:
     return found
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     data=st.data(),
     pieces=st.tuples(_PIECES, _PIECES),
@@ -119,7 +119,7 @@ def test_whoever_reads_checkpoints_ends_requests_as_whoever_read_all(  # noqa: P
     assert len(found) == 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data(), pieces=_PIECES, end=st.sampled_from([None, *_ENDS]))
 def test_a_scheduler_finds_in_a_checkpoint_what_it_would_find_in_the_log(
     data: st.DataObject, pieces: list[list[int]], end: FinishReason | None

@@ -17,7 +17,7 @@ from detokenizer_svc.core.textrows import text_rows
 _NO_ROWS = text_rows([])
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     data=st.data(),
     ids=st.lists(st.integers(1, 424), max_size=16),

@@ -27,7 +27,7 @@ def _ids(text: str) -> list[int]:
     return ids
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(data=st.data(), ids=_IDS, skip=st.booleans())
 def test_any_cut_into_rows_gives_the_text_of_a_full_decode(data: st.DataObject, ids: list[int], skip: bool) -> None:
     request = opened(text=TextOptions(skip_special_tokens=skip))
@@ -41,7 +41,7 @@ def test_any_cut_into_rows_gives_the_text_of_a_full_decode(data: st.DataObject, 
     assert retired.usage == Usage(7, len(ids), 0)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     data=st.data(),
     ids=_IDS,
@@ -177,7 +177,7 @@ def test_an_error_row_ends_every_sequence_with_what_there_is() -> None:
     assert [sequence.end.error for sequence in retired.sequences] == [error, error]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(data=st.data(), ids=_IDS)
 def test_doubled_and_late_rows_change_nothing(data: st.DataObject, ids: list[int]) -> None:
     request = opened()
@@ -192,7 +192,7 @@ def test_doubled_and_late_rows_change_nothing(data: st.DataObject, ids: list[int
     assert retired.usage.num_output_tokens == len(ids)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(ids=st.lists(st.integers(1, 424), min_size=1, max_size=12), known=st.data())
 def test_a_row_that_is_known_in_part_adds_only_its_new_part(ids: list[int], known: st.DataObject) -> None:
     cut = known.draw(st.integers(0, len(ids)))

@@ -22,7 +22,7 @@ _TEXTS = [
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("skip", [True, False])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_random_tokens_give_the_text_of_a_full_decode(family: str, skip: bool, data: st.DataObject) -> None:
     tokenizer = FAMILIES[family]()
@@ -35,7 +35,7 @@ def test_random_tokens_give_the_text_of_a_full_decode(family: str, skip: bool, d
     assert decode_all(decoder, ids) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=24))
 def test_invalid_utf8_gives_the_text_of_a_full_decode(data: bytes) -> None:
     tokenizer = under_test.byte_level()
@@ -67,7 +67,7 @@ def test_text_survives_and_nothing_broken_is_sent_early(family: str, text: str) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_pieces_are_the_text_that_stepping_gives(family: str, data: st.DataObject) -> None:
     tokenizer = FAMILIES[family]()
@@ -110,7 +110,7 @@ def test_a_decoder_that_probes_prove_wrong_is_not_used() -> None:
     assert type(choose_decoder(tokenizer, skip_special_tokens=True)) is WindowDecoder
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_token_bytes_joined_are_the_text(data: st.DataObject) -> None:
     tokenizer = under_test.byte_level()

@@ -30,7 +30,7 @@ def _reference(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, s
     return text, None
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(pieces=st.lists(_TEXT, max_size=6), stops=_STOPS, include=st.booleans())
 def test_the_outcome_is_that_of_a_search_in_the_whole_text(
     pieces: list[str], stops: tuple[str, ...], include: bool
@@ -46,7 +46,7 @@ def test_of_stops_that_end_at_the_same_character_the_one_that_began_first_wins(
     assert _feed(pieces, stops, include=False) == ("x", "abc")
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(pieces=st.lists(_TEXT, max_size=6), stops=_STOPS)
 def test_what_is_held_back_is_only_what_may_become_a_stop(pieces: list[str], stops: tuple[str, ...]) -> None:
     matcher = StopStrings(stops, include_in_output=False)
@@ -65,7 +65,7 @@ def test_what_is_held_back_is_only_what_may_become_a_stop(pieces: list[str], sto
         assert len(held) == longest
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(unsearched=_TEXT, pieces=st.lists(_TEXT, max_size=4), stops=_STOPS)
 def test_a_stop_that_ends_before_min_tokens_does_not_count(
     unsearched: str, pieces: list[str], stops: tuple[str, ...]
@@ -103,7 +103,7 @@ def test_a_text_kept_whole_is_not_held_back() -> None:
     assert matcher.feed("cd") == ("c", "abc")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(pieces=st.lists(_TEXT, max_size=6), stops=_STOPS, include=st.booleans())
 def test_a_piece_that_passes_is_output_as_it_is(pieces: list[str], stops: tuple[str, ...], include: bool) -> None:
     fed, skipping = (StopStrings(stops, include_in_output=include) for _ in range(2))

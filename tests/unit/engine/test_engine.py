@@ -72,7 +72,7 @@ def test_equal_beginnings_are_computed_once_and_counted() -> None:
     assert token_ids(outputs["second"]) == expected([*shared, 1, 2], 12)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_seeded_samples_do_not_depend_on_anything_else(data: st.DataObject) -> None:
     prompts = data.draw(st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=30), min_size=1, max_size=6))

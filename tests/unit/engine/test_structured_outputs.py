@@ -64,7 +64,7 @@ def test_a_finished_output_has_the_form_that_was_asked_for(name: str) -> None:
 
 
 @given(seeds=st.lists(st.integers(0, 99), min_size=1, max_size=6, unique=True), blocks=st.integers(24, 60))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_batch_and_preemption_do_not_change_an_output(seeds: list[int], blocks: int) -> None:
     def outputs(limits: object, seeds: list[int]) -> list[list[int]]:
         asked = {

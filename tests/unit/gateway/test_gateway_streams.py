@@ -33,7 +33,7 @@ def row_between(tokens: list[int], texts: list[str], start: int, stop: int, *, e
 histories = st.lists(st.tuples(st.integers(0, 3), st.text(max_size=3)), min_size=1, max_size=30)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(histories, st.integers(0, 2**32))
 def test_any_mixture_of_rows_gives_the_history_once(history: list[tuple[int, str]], seed: int) -> None:
     rng = random.Random(seed)
@@ -141,7 +141,6 @@ def test_logprobs_fill_a_backlog() -> None:
     assert backlog.is_full
 
 
-@settings(deadline=None)
 @given(histories, st.integers(1, 5), st.integers(1, 5))
 def test_split_rows_merge_to_what_they_were(history: list[tuple[int, str]], max_tokens: int, max_chars: int) -> None:
     tokens, texts = [token for token, _ in history], [text for _, text in history]

@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.blocks import BlockManager, extend_hashes, root_hash
@@ -81,7 +81,6 @@ def test_tenants_and_salts_never_make_the_same_root() -> None:
     assert hashes([1, 2, 3]) == hashes([1, 2])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 5), st.data())
 def test_hashes_do_not_depend_on_how_the_tokens_came(tokens: list[int], block_size: int, data: st.DataObject) -> None:
     grown: list[bytes] = []

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.fair_queue import _MAX_IDLE_TENANTS, FairQueue
@@ -28,7 +28,6 @@ def opened(*tenants: str, priority: int = 0) -> FairQueue[str]:
     return queue
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

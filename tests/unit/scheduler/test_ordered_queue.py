@@ -1,10 +1,9 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.ordered_queue import OrderedQueue
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "discard", "peek"]), st.integers(0, 9), st.integers(0, 5))))
 def test_it_behaves_as_a_sorted_list(operations: list[tuple[str, int, int]]) -> None:
     queue: OrderedQueue[int] = OrderedQueue()

@@ -177,7 +177,7 @@ def test_outputs_name_the_model_that_computed_them() -> None:
 OPERATIONS = st.lists(st.sampled_from("ssssssccllrpok"), min_size=5, max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(OPERATIONS, st.integers(5, 30), st.integers(2, 8), st.integers(2, 20), st.booleans(), st.booleans())
 def test_searches_survive_whatever_happens(  # noqa: PLR0917
     operations: list[str], num_blocks: int, num_slots: int, budget: int, has_cache: bool, has_state: bool

@@ -79,7 +79,7 @@ def test_backlogged_tenants_share_by_their_weights() -> None:
     tenants.finish()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1, 2, 3]), min_size=2, max_size=4),
     outputs=st.lists(st.integers(1, OUTPUT), min_size=1, max_size=8),
@@ -154,7 +154,7 @@ def test_what_is_served_in_one_class_is_not_held_against_a_tenant_in_another() -
     tenants.finish()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     weights=st.lists(st.sampled_from([0.1, 1, 2, 50]), min_size=2, max_size=4),
     warm_up=st.lists(st.tuples(st.integers(0, 3), st.integers(1, OUTPUT)), max_size=12),

@@ -220,7 +220,7 @@ def test_deaths_for_other_reasons_do_not_add_up_in_a_long_life() -> None:
     scheduling.assert_nothing_is_left()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(gaps=st.lists(st.integers(0, 9), max_size=9), n=st.integers(1, 2))
 def test_only_strikes_that_follow_closely_on_each_other_count(gaps: list[int], n: int) -> None:
     scheduling = Scheduling({"a": limits(max_model_len=256)}, tolerance=TOLERANCE)

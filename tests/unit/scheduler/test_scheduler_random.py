@@ -207,9 +207,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestAnyOrder = Machine.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow])
 
 
 PLAIN = {"a": WorkerLimits(24, 4, 6, 60), "b": WorkerLimits(40, 2, 4, 60)}

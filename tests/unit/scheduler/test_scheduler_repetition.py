@@ -87,7 +87,7 @@ def test_stop_ids_and_max_tokens_come_first() -> None:
 
 
 @given(cut=st.integers(0, 59))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_whoever_takes_it_over_ends_it_at_the_same_token(cut: int) -> None:
     free = undisturbed()
     end = first_repetition(free, TWICE)

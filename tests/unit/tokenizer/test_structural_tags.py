@@ -160,7 +160,7 @@ TEXTS = st.text(st.sampled_from("ab<>/\\\"'\n\t\r{}[]é☃\U0001f98a\x01 %&~|.")
 
 
 @given(begin=TEXTS, end=TEXTS.filter(bool), inner=TEXTS, excluded=TEXTS.filter(bool))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_marks_end_any_text(
     accepts: Callable[[dict[str, Any], str], bool], begin: str, end: str, inner: str, excluded: str
 ) -> None:
@@ -173,7 +173,7 @@ def test_any_marks_end_any_text(
 
 
 @given(before=TEXTS, value=TEXTS, after=TEXTS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_text_stands_beside_tags(
     accepts: Callable[[dict[str, Any], str], bool], before: str, value: str, after: str
 ) -> None:

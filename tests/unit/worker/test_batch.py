@@ -58,7 +58,7 @@ def test_appended_blocks_stand_in_the_order_of_the_plan() -> None:
     chunk=st.integers(1, 10),
     num_outputs=st.integers(1, 5),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_chunks_cover_every_token_once_whatever_their_size(lengths: list[int], chunk: int, num_outputs: int) -> None:
     state = HostSlots(LIMITS)
     for slot, length in enumerate(lengths):

@@ -50,7 +50,7 @@ REACHES = [SEES_ALL, SEES_ALL, Reach(5), Reach(5), Reach(5), Reach(9), Reach(chu
 
 
 @given(reaches=st.lists(st.sampled_from(REACHES), min_size=1, max_size=14))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_layers_of_a_kind_have_cells_of_their_own_in_every_block(reaches: list[Reach]) -> None:
     made = shape(tuple(reaches))
     layout = made.layout

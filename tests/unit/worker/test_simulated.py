@@ -75,7 +75,7 @@ def decode(runner: SimulatedRunner, step: int, *slots: int, **changes) -> StepRe
     counts=st.tuples(st.integers(0, 1), st.integers(1, 4)),
     blocks_seed=st.integers(0, 5),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_tokens_are_the_expected_ones_in_any_chunks_batch_blocks_and_counts(
     prompts: list[list[int]], chunk: int, temperature: float, counts: tuple[int, int], blocks_seed: int
 ) -> None:

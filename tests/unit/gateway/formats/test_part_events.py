@@ -21,7 +21,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=9)
 
 
 @PARTED
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_OUTPUTS, st.tuples(CUTS, CUTS), st.floats(0, 1), st.tuples(st.booleans(), st.booleans()))
 def test_what_was_told_before_and_what_is_told_after_is_what_is_told_at_once(
     api: Api, output: tuple[str, str], cutting: tuple[list[int], list[int]], left: float, flags: tuple[bool, bool]
@@ -42,7 +42,7 @@ def test_what_was_told_before_and_what_is_told_after_is_what_is_told_at_once(
 
 
 @PARTED
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(NAMES), OUTPUTS, CUTS)
 def test_numbers_only_rise(api: Api, name: str, text: str, cuts: list[int]) -> None:
     client = Client.after(api, head(api, reading(name)), "").take(as_rows(parts_of(text, cuts)))

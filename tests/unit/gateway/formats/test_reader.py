@@ -59,7 +59,7 @@ def parts_of(text: str, cuts: list[int]) -> list[str]:
     return [text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.sampled_from(NAMES), OUTPUTS, st.lists(st.integers(0, 400), max_size=12), st.booleans())
 def test_what_is_told_does_not_depend_on_how_the_text_is_cut(
     name: str, text: str, cuts: list[int], is_reasoning: bool
@@ -73,7 +73,7 @@ def test_what_is_told_does_not_depend_on_how_the_text_is_cut(
     assert same([piece for character in text for piece in singly.feed(character)] + singly.end()) == same(expected)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.sampled_from(NAMES), OUTPUTS, st.lists(st.integers(0, 400), max_size=6), st.integers(0, 400), st.randoms())
 def test_who_goes_on_tells_exactly_what_was_not_told(
     name: str, text: str, cuts: list[int], heard: int, rng: random.Random
@@ -90,7 +90,7 @@ def test_who_goes_on_tells_exactly_what_was_not_told(
     assert same([*told, *rest, *second.end()]) == same(expected)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.sampled_from(NAMES), OUTPUTS)
 def test_pieces_follow_each_other_and_plain_ones_are_the_text(name: str, text: str) -> None:
     reader, at = reader_of(form(name)), 0

@@ -120,7 +120,7 @@ def test_a_rank_s_inputs_are_multiplied_by_kernels_and_summed_over_ranks(rows: i
     scaled=st.booleans(),
     parts=st.sets(st.sampled_from(("norm", "bias", "residual", "gated"))),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_tile_that_fits_gives_the_product(
     *,
     rows: int,

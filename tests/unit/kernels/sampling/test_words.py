@@ -56,7 +56,7 @@ def changed_by_both(state: DeviceSlots, slots: np.ndarray, positions: np.ndarray
     return changed
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows, st.randoms(use_true_random=False))
 def test_the_last_token_is_forbidden_where_the_output_ends_with_the_others(sequences, random) -> None:
     state, order = enter(sequences), list(range(len(sequences)))
