@@ -40,10 +40,18 @@ def test_a_few_are_cut_by_the_size_of_their_heads_and_the_queries_of_a_key() -> 
     assert find_cut(32, 4, 8, 256) == find_cut(16, 8, 4, 256)
 
 
-def test_many_queries_of_a_key_have_few_parts() -> None:
-    assert find_cut(1, 2, 17, 256) == ContextCut(132, 512, 64, 3, 8, None, ahead=2)
-    assert find_cut(32, 2, 64, 256) == ContextCut(4, 512, 64, 3, 8, None, ahead=2)
-    assert find_cut(33, 2, 17, 256) == ContextCut(4, 4096, 64, 3, 4, None, ahead=2)
+def test_many_queries_of_a_key_are_groups_with_few_parts() -> None:
+    assert find_cut(1, 2, 17, 256) == ContextCut(66, 512, 64, 3, 8, None, ahead=2, groups=2)
+    assert find_cut(8, 2, 17, 256) == ContextCut(8, 512, 64, 3, 8, None, ahead=2, groups=2)
+    assert find_cut(9, 2, 17, 256) == ContextCut(7, 256, 64, 3, 4, None, ahead=2, groups=2)
+    assert find_cut(32, 2, 64, 256) == ContextCut(1, 256, 64, 3, 4, None, ahead=2, groups=4)
+    assert find_cut(1, 1, 48, 256) == find_cut(1, 1, 33, 256) == ContextCut(88, 512, 64, 3, 8, None, ahead=2, groups=3)
+
+
+def test_programs_enough_have_all_queries_of_a_key() -> None:
+    assert find_cut(64, 2, 17, 256).groups == 2
+    assert find_cut(65, 2, 17, 256) == ContextCut(2, 4096, 64, 3, 4, None, ahead=2)
+    assert find_cut(33, 2, 64, 256) == ContextCut(4, 4096, 64, 3, 4, None, ahead=2)
     assert find_cut(128, 2, 17, 256) == ContextCut(1, 4096, 64, 3, 4, None, ahead=2)
     assert find_cut(256, 2, 32, 256) == ContextCut(1, 512, 64, 3, 2, None, ahead=0)
     assert find_cut(256, 2, 33, 256) == ContextCut(1, 512, 64, 3, 4, None, ahead=0)

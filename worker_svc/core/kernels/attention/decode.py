@@ -87,16 +87,24 @@ class DecodeAttention:
         self._max_sequences = triton.next_power_of_2(max_sequences)
         counts = range(1, max_sequences + 1)
         programs = max((shares.programs for shares in map(self._find_shares, counts) if shares), default=0)
-        most = max(2 * programs, *(self._cut(count).splits * count for count in counts)) * num_heads
+        cuts = {count: self._cut(count) for count in counts}
+        # Groups may have room for more queries than there are.
+        most = max(cut.splits * count * cut.groups * self._in_group(cut) for count, cut in cuts.items()) * num_kv_heads
+        most = max(most, 2 * programs * num_heads)
         self._plan = torch.empty(programs, PLAN_COLUMNS, dtype=torch.int32, device=device)
         self._partial = torch.empty(most * head_dim, device=device)
         self._weight = torch.empty(most, device=device)
-        self._done = torch.zeros(max_sequences * num_kv_heads, dtype=torch.int32, device=device)
+        groups = max(cut.groups for cut in cuts.values())
+        self._done = torch.zeros(max_sequences * num_kv_heads * groups, dtype=torch.int32, device=device)
 
     def _cut(self, sequences: int) -> ContextCut:
         chosen = find_cut(sequences, self._num_kv_heads, self._num_heads // self._num_kv_heads, self._row_bytes)
         # No context is longer than the table of positions: further splits would find nothing.
         return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
+
+    def _in_group(self, cut: ContextCut) -> int:
+        """The queries of a key that a program has."""
+        return -(-self._num_heads // (self._num_kv_heads * cut.groups))
 
     def _find_shares(self, sequences: int) -> Shares | None:
         if self._window or self._chunk or self._temperature[0] or self._softcap:
@@ -179,9 +187,9 @@ class DecodeAttention:
         scales: tuple[float, float],
     ) -> None:
         head_dim = self._head_dim
-        queries = self._num_heads // self._num_kv_heads
+        queries = self._in_group(chosen)
         query_norm, key_norm = norms if norms is not None else (qkv, qkv)
-        attend_splits[(self._num_kv_heads, chosen.splits, len(rows))](
+        attend_splits[(self._num_kv_heads * chosen.groups, chosen.splits, len(rows))](
             qkv,
             query_norm,
             key_norm,
@@ -209,7 +217,9 @@ class DecodeAttention:
             H=self._num_heads,
             HK=self._num_kv_heads,
             D=head_dim,
-            G=queries,
+            G=self._num_heads // self._num_kv_heads,
+            GROUPS=chosen.groups,
+            GG=queries,
             GR=triton.next_power_of_2(queries),
             GP=query_rows(queries),
             BLOCK_SIZE=keys.shape[1],

@@ -32,10 +32,10 @@ def attend_splits(
     keys_ptr,
     values_ptr,
     out_ptr,  # [tokens, H D]
-    partial_ptr,  # f32[sequences, HK, splits, G, D]
-    weight_ptr,  # f32[sequences, HK, splits, G]: log2 of each part's sum of exponentials
+    partial_ptr,  # f32[sequences, HK, GROUPS, splits, GG, D]
+    weight_ptr,  # f32[sequences, HK, GROUPS, splits, GG]: log2 of each part's sum of exponentials
     sinks_ptr,  # [H]: scores that take part in each head's softmax and have no value
-    done_ptr,  # i32[sequences, HK]: splits that have ended, 0 between launches
+    done_ptr,  # i32[sequences, HK, GROUPS]: splits that have ended, 0 between launches
     eps,
     hidden_eps,
     scale,  # of scores, to the base of 2
@@ -48,8 +48,10 @@ def attend_splits(
     H: tl.constexpr,
     HK: tl.constexpr,
     D: tl.constexpr,
-    G: tl.constexpr,
-    GR: tl.constexpr,  # power of two from G
+    G: tl.constexpr,  # queries of a key
+    GROUPS: tl.constexpr,  # of these, each of which has programs of its own
+    GG: tl.constexpr,  # queries of a group; the last may have fewer
+    GR: tl.constexpr,  # power of two from GG
     GP: tl.constexpr,  # the same, but enough rows for a matrix product
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -68,9 +70,13 @@ def attend_splits(
     SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a head and split of a sequence."""
+    """One program a group of a head's queries and split of a sequence."""
     # Neighbours are the heads of one sequence, whose keys lie side by side, then its parts: what is long begins first.
-    kv_head = tl.program_id(0)
+    kv_head = tl.program_id(0) // GROUPS
+    # Each group writes the new key and value, which are the same.
+    earlier = tl.program_id(0) % GROUPS * GG  # queries of the groups before
+    first_query = kv_head * G + earlier
+    queries = tl.minimum(GG, G - earlier)
     split = tl.program_id(1)
     sequence = tl.program_id(2)
     max_splits = tl.num_programs(1)
@@ -93,7 +99,7 @@ def attend_splits(
         half = tl.arange(0, tile_dims(HALF))
         dims = tl.arange(0, tile_dims(D))
         group = tl.arange(0, GP)
-        is_query = group[:, None] < G
+        is_query = group[:, None] < queries
         head_keys = keys_ptr + kv_head * head_stride + half[:, None]
         head_values = values_ptr + kv_head * head_stride + dims[None, :]
         tile = tl.arange(0, BLOCK_T)
@@ -140,6 +146,8 @@ def attend_splits(
                         value_scale,
                         past,
                         kv_head,
+                        first_query,
+                        queries,
                         split == num_splits - 1,
                         block_stride,
                         token_stride,
@@ -148,7 +156,6 @@ def attend_splits(
                         H,
                         HK,
                         D,
-                        G,
                         GP,
                         BLOCK_SIZE,
                         NORM,
@@ -189,6 +196,8 @@ def attend_splits(
                 value_scale,
                 past,
                 kv_head,
+                first_query,
+                queries,
                 split == num_splits - 1,
                 block_stride,
                 token_stride,
@@ -197,7 +206,6 @@ def attend_splits(
                 H,
                 HK,
                 D,
-                G,
                 GP,
                 BLOCK_SIZE,
                 NORM,
@@ -221,16 +229,17 @@ def attend_splits(
                 most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc, SOFTCAP)
         acc = widened(acc, values_ptr, value_scale)
         if not SPLIT or num_splits == 1:
-            outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
+            outs = out_ptr + row * (H * D) + (first_query + group[:, None]) * D + dims[None, :]
             store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), dims[None, :], D, is_query)
         else:
             # The split that ends last adds the parts up, so that no second kernel is needed.
-            base = (sequence * HK + kv_head) * max_splits
+            place = sequence * tl.num_programs(0) + tl.program_id(0)
+            base = place * max_splits
             parts = partial_ptr + group[:, None] * D + dims[None, :]
-            store(parts + (base + split) * (G * D), acc / total[:, None], dims[None, :], D, is_query)
-            tl.store(weight_ptr + (base + split) * G + group, most + tl.log2(total), mask=group < G)
+            store(parts + (base + split) * (GG * D), acc / total[:, None], dims[None, :], D, is_query)
+            tl.store(weight_ptr + (base + split) * GG + group, most + tl.log2(total), mask=group < queries)
             tl.debug_barrier()
-            ended = tl.atomic_add(done_ptr + sequence * HK + kv_head, 1, sem="acq_rel")
+            ended = tl.atomic_add(done_ptr + place, 1, sem="acq_rel")
             if ended == num_splits - 1:
                 query = tl.arange(0, GR)
                 top = tl.full((GR,), float("-inf"), tl.float32)
@@ -239,9 +248,9 @@ def attend_splits(
                 for start in range(0, num_splits, PARTS):
                     part = start + tl.arange(0, PARTS)
                     is_part = part[:, None] < num_splits
-                    places = (base + part[:, None]) * G + query[None, :]
-                    is_place = is_part & (query[None, :] < G)
-                    # Rows after G would be -inf - -inf, which is NaN; they are never stored.
+                    places = (base + part[:, None]) * GG + query[None, :]
+                    is_place = is_part & (query[None, :] < queries)
+                    # Rows after the queries would be -inf - -inf, which is NaN; they are never stored.
                     weight = tl.load(weight_ptr + places, mask=is_place, other=0.0, cache_modifier=".cg")
                     weight = tl.where(is_part, weight, float("-inf"))
                     partial = load(
@@ -257,7 +266,7 @@ def attend_splits(
                     attended = attended * kept[:, None] + tl.sum(partial * p[:, :, None], 0)
                     mass = mass * kept + tl.sum(p, 0)
                     top = higher
-                targets = out_ptr + row * (H * D) + (kv_head * G + query[:, None]) * D + dims[None, :]
+                targets = out_ptr + row * (H * D) + (first_query + query[:, None]) * D + dims[None, :]
                 attended = (attended / mass[:, None]).to(out_ptr.dtype.element_ty)
-                store(targets, attended, dims[None, :], D, query[:, None] < G)
-                tl.store(done_ptr + sequence * HK + kv_head, 0)
+                store(targets, attended, dims[None, :], D, query[:, None] < queries)
+                tl.store(done_ptr + place, 0)

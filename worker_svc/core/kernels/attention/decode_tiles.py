@@ -83,6 +83,8 @@ def begin(
     value_scale,
     past,
     kv_head,
+    first_query,  # head
+    queries,  # that the program has, from that on
     is_last,  # this part of the context ends with the new token
     block_stride,
     token_stride,
@@ -91,7 +93,6 @@ def begin(
     H: tl.constexpr,
     HK: tl.constexpr,
     D: tl.constexpr,
-    G: tl.constexpr,
     GP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
@@ -106,9 +107,9 @@ def begin(
     half = tl.arange(0, tile_dims(HALF))
     dims = tl.arange(0, tile_dims(D))
     group = tl.arange(0, GP)[:, None]
-    queries = heads + (kv_head * G + group) * D + half[None, :]
-    q1 = load(queries, half[None, :], HALF, group < G).to(tl.float32)
-    q2 = load(queries + HALF, half[None, :], HALF, group < G).to(tl.float32)
+    q = heads + (first_query + group) * D + half[None, :]
+    q1 = load(q, half[None, :], HALF, group < queries).to(tl.float32)
+    q2 = load(q + HALF, half[None, :], HALF, group < queries).to(tl.float32)
     if HIDDEN > 0:
         from_hidden = row_scale(hidden_row, hidden_eps, HIDDEN)
         q1 *= from_hidden
@@ -148,8 +149,8 @@ def begin(
         total = tl.full((GP,), 1.0, tl.float32)
         acc += v.to(tl.float32)[None, :]
         if SINKS:
-            queries_of = tl.arange(0, GP)
-            sinks = load_sinks(sinks_ptr + kv_head * G + queries_of, queries_of < G)
+            query = tl.arange(0, GP)
+            sinks = load_sinks(sinks_ptr + first_query + query, query < queries)
             larger = tl.maximum(most, sinks)
             alpha = tl.exp2(most - larger)
             total = alpha + tl.exp2(sinks - larger)

@@ -20,6 +20,7 @@ class ContextCut:
     warps: int  # of a program
     registers: int | None  # of a thread, at most, so that more programs run at once
     ahead: int  # tiles that do not wait for the kernel ahead: 0 none, 1 the first, in registers, 2 one for each stage
+    groups: int = 1  # of a key's queries: each has programs of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class _CutLine:
     fewest_queries: int = 1  # of a key
     fewest_row_bytes: int = 0  # see `find_cut`, as the next
     most_row_bytes: int | None = None
-    most_programs: int | None = None  # if each had one context and one head of keys
+    most_programs: int | None = None  # if each had one context and one group of a key's queries
+    most_queries: int | None = None  # of a group; None: all of a key are one
     splits: int = 1
     programs: int = 0  # that splits come to, where these are more
     split_tokens: int
@@ -39,15 +41,41 @@ class _CutLine:
     registers: int | None = None
     ahead: int
 
+    def groups(self, queries: int) -> int:
+        """Of so many queries of a key."""
+        return 1 if self.most_queries is None else -(-queries // self.most_queries)
+
 
 # Few programs share a context and begin early; more have several tiles on their way; many are small, so that a
 # multiprocessor holds several and one reads while another computes.
 _CUTS = (
-    # 34 heads with 2 of keys, on an H100: contexts of 192 tokens, 1, 32, 128 and 256 of them, took 24.6, 14.8, 26.5 and
-    # 31.7 us by the lines after these with twice the warps, and take 9.5, 11.5, 17.1 and 27.0; one of 2,000 took 122,
-    # and takes 25: parts are added up two at a time. 33 of 6,000 took 180 whole, in tiles
-    # of 32, and take 89.
-    _CutLine(most_programs=64, fewest_queries=17, programs=264, split_tokens=512, tokens=64, warps=8, ahead=2),
+    # Groups of at most 16 queries, which is what matrix units take, on an H200: 34 heads with 2 of keys took 11.6, 12.3
+    # and 12.9 us for 1, 8 and 32 contexts of 192 tokens in one group, and take 9.2, 9.6 and 12.0; one of 2,000 took 28,
+    # and takes 21. 64 heads with 1 of keys take 9.1 in four groups, 11.5 in two.
+    _CutLine(
+        most_programs=32,
+        fewest_queries=17,
+        most_queries=16,
+        programs=264,
+        split_tokens=512,
+        tokens=64,
+        warps=8,
+        ahead=2,
+    ),
+    # 64 of 192 and 1,000 tokens took 15.5 and 43.7, and take 12.4 and 34.2; 128 took 17.3 and 48.5, and would take 23.5
+    # and 65.8.
+    _CutLine(
+        most_programs=256,
+        fewest_queries=17,
+        most_queries=16,
+        programs=264,
+        split_tokens=256,
+        tokens=64,
+        warps=4,
+        ahead=2,
+    ),
+    # On an H100 128 and 256 contexts of 192 tokens took 26.5 and 31.7 us by the lines after these with twice the warps,
+    # and take 17.1 and 27.0. 33 of 6,000 took 180 whole, in tiles of 32, and 89 by the first of these.
     _CutLine(most_programs=256, fewest_queries=17, programs=264, split_tokens=4096, tokens=64, warps=4, ahead=2),
     _CutLine(fewest_queries=33, split_tokens=512, tokens=64, warps=4, ahead=0),  # not measured
     _CutLine(fewest_queries=17, split_tokens=512, tokens=64, warps=2, ahead=0),
@@ -90,20 +118,21 @@ def query_rows(group: int) -> int:
 
 def find_cut(sequences: int, num_kv_heads: int, group: int, row_bytes: int) -> ContextCut:
     """Of contexts with `group` queries of a key, for keys of `row_bytes` (of one head)."""
-    programs = sequences * num_kv_heads
+    heads = sequences * num_kv_heads
     line = next(
         line
         for line in _CUTS
         if _is_upto(sequences, line.most_sequences)
         and group >= line.fewest_queries
-        and _is_upto(programs, line.most_programs)
+        and _is_upto(heads * line.groups(group), line.most_programs)
         and line.fewest_row_bytes <= row_bytes
         and _is_upto(row_bytes, line.most_row_bytes)
     )
+    groups = line.groups(group)
     # As many tokens of a tile as fit where those do that were measured.
     tokens = max(MIN_QUERY_ROWS, min(128, line.tokens * _ROW_BYTES // row_bytes))
-    splits = max(line.splits, line.programs // programs)
-    return ContextCut(splits, line.split_tokens, tokens, _STAGES, line.warps, line.registers, line.ahead)
+    splits = max(line.splits, line.programs // (heads * groups))
+    return ContextCut(splits, line.split_tokens, tokens, _STAGES, line.warps, line.registers, line.ahead, groups)
 
 
 @dataclass(frozen=True, slots=True)
