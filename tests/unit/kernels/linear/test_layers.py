@@ -84,13 +84,9 @@ def test_the_scales_of_rows(rows: int, size: int) -> None:
     assert_near(row_scales(hidden, 1e-5), Unscaled(hidden, 1e-5).scales()[:, 0], 1e-5)
 
 
-def test_silu_mul_of_many_rows() -> None:
-    x, unscaled = randn(1030, 2 * 1100, seed=1), Unscaled(randn(1030, 96, seed=2, scale=3.0), 1e-5)
-    assert_near(silu_mul(x, unscaled), silu_gated(x.double() * unscaled.scales()))
-
-
-def test_silu_mul_of_some_rows_that_divide_into_wide_tiles() -> None:
-    x, unscaled = randn(130, 2 * 8192, seed=1), Unscaled(randn(130, 96, seed=2, scale=3.0), 1e-5)
+@pytest.mark.parametrize(("rows", "size"), [(65, 4100), (128, 8192), (512, 4100), (512, 1100)])
+def test_silu_mul_of_many_rows(rows: int, size: int) -> None:
+    x, unscaled = randn(rows, 2 * size, seed=1), Unscaled(randn(rows, 96, seed=2, scale=3.0), 1e-5)
     assert_near(silu_mul(x, unscaled), silu_gated(x.double() * unscaled.scales()))
 
 
