@@ -1,6 +1,6 @@
 """The tuner: it measures whatever fits and is right, and writes a table of what is better, for the next worker."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -110,6 +110,27 @@ def test_each_candidate_computes_the_right_product(kind: Kind, rows: int) -> Non
     assert measure.asked[0] <= everything if is_gpu else measure.asked == [everything]
     assert len(measure.asked[0]) > (1 if kind != "gated" or rows == 1 else 0)
     assert not finding.is_better
+
+
+@pytest.mark.parametrize(("rows", "norms"), [(1, 0), (2, 1)])
+def test_products_of_several_rows_are_measured_after_a_kernel_of_ours(
+    rows: int, norms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a step: cuBLAS waits for that kernel's end. Of one row all kernels are ours."""
+    normed: list[int] = []
+
+    def measure(calls: Mapping[Way, Callable[[int], Tensor]], copies: int) -> dict[Way, Measured]:
+        normed.clear()
+        for call in calls.values():
+            call(0)
+        assert len(normed) == norms * len(calls)
+        return {way: Measured(1.0, 0.1) for way in calls}
+
+    fake = FakeMeasure()
+    monkeypatch.setattr(FakeMeasure, "__call__", lambda _self, *asked: measure(*asked))
+    monkeypatch.setattr(module, "rms_norm", lambda x, *_: normed.append(len(x)))
+    list(tuner(fake).tune([product("added")], [rows]))
+    assert set(normed) == ({rows} if norms else set())
 
 
 def test_a_machine_that_computes_nothing_rightly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

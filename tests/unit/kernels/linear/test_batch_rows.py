@@ -20,6 +20,10 @@ TILES = [
     BatchTile(64, 128, 64, 64, 4, 4),
     BatchTile(64, 64, 0, 64, 8, 3),
     BatchTile(64, 128, 0, 64, 2, 8),
+    BatchTile(64, 128, 0, 64, 3, 8),
+    BatchTile(64, 64, 0, 128, 7, 6),
+    BatchTile(128, 128, 64, 64, 5, 5),
+    BatchTile(128, 64, 0, 64, 6, 9),
     BatchTile(128, 128, 64, 64, 1, 5),
     BatchTile(128, 128, 0, 64, 4, 6),
 ]
@@ -30,6 +34,7 @@ FP8_TILES = [
     Fp8BatchTile(64, 64, 0, 256, 2, 7),
     Fp8BatchTile(64, 128, 64, 128, 1, 3),
     Fp8BatchTile(64, 128, 64, 128, 4, 7),
+    Fp8BatchTile(64, 128, 64, 256, 3, 3),
     Fp8BatchTile(128, 128, 64, 128, 1, 5),
     Fp8BatchTile(128, 64, 0, 256, 2, 4),
     Fp8BatchTile(128, 128, 0, 128, 8, 3),

@@ -73,7 +73,8 @@ def test_a_step_of_one_row_is_that_of_the_tile_unless_inputs_are_fewer() -> None
 def test_small_weights_of_a_few_rows_are_cut_along_their_inputs_and_large_ones_are_not() -> None:
     assert found("plain", 1024, 2048, 32) == FewRowsTile(32, 128, 4, 6)
     assert found("added", 6144, 1024, 32) == FewRowsTile(64, 128, 1, 4)
-    assert found("plain", 4096, 4096, 16) == FewRowsTile(64, 128, 2, 4)
+    assert found("plain", 4096, 2048, 16) == FewRowsTile(32, 128, 1, 6)
+    assert found("plain", 4096, 4096, 16, without=BatchTile) == FewRowsTile(64, 128, 2, 4)
     assert found("plain", 4096, 1024, 33) == found("biased", 4096, 1024, 33) == FewRowsTile(64, 128, 1, 5)
     assert found("plain", 1024, 3072, 64, without=BatchTile) == FewRowsTile(64, 128, 4, 5)
     assert found("plain", 24576, 4096, 16) == Cublas(lt=True)
@@ -90,9 +91,23 @@ def test_products_of_some_rows_are_cut_for_nearly_all_multiprocessors() -> None:
     assert found("gated", 24576, 4096, 128, without=ManyRowsTile) == BatchTile(128, 128, 64, 64, 1, 5)
 
 
+def test_large_weights_of_fewer_rows_have_few_programs_with_long_steps() -> None:
+    narrow, halved = BatchTile(64, 64, 0, 128, 1, 7), BatchTile(64, 64, 0, 128, 2, 7)
+    assert found("plain", 4096, 4096, 2) == found("added", 4352, 4352, 32) == narrow
+    assert found("biased", 4608, 3584, 17) == found("added", 4352, 16896, 64) == narrow
+    assert (
+        found("added", 4096, 12288, 32) == found("added", 3072, 9856, 16) == found("added", 3584, 18944, 33) == halved
+    )
+    assert found("plain", 1536, 12288, 32) == BatchTile(64, 64, 0, 128, 3, 7)
+    assert found("biased", 4096, 4096, 16) == Cublas(lt=True), "a bias was not measured"
+    assert found("gated", 12800, 2560, 32) == found("gated", 33792, 4352, 64) == BatchTile(64, 128, 0, 128, 1, 4)
+    assert found("gated", 34816, 5120, 32) == CUBLAS, "272 tiles"
+
+
 @pytest.mark.parametrize("rows", [16, 65, 129])
 def test_where_others_are_better_they_are_left_to_them(rows: int) -> None:
-    assert not isinstance(found("plain", 4096, 4096, rows), BatchTile)
+    assert not isinstance(found("plain", 2048, 4096, rows), BatchTile)
+    assert isinstance(found("plain", 4096, 4096, rows), BatchTile) == (rows == 16)
     assert found("gated", 24576, 4096, rows) == CUBLAS
 
 
@@ -214,7 +229,14 @@ def test_tiles_that_no_kernel_has_are_refused() -> None:
         BatchTile(32, 64, 0, 64, 1, 4)
     with pytest.raises(ValueError, match="no shared memory for 9 stages"):
         BatchTile(64, 128, 64, 64, 1, 9)
+    with pytest.raises(ValueError, match="1 to 8 splits"):
+        BatchTile(64, 64, 0, 64, 9, 4)
     assert not BatchTile(64, 64, 0, 64, 4, 4).fits(Product("plain", 64 * 34, 1024), 40)
+    of_seven = BatchTile(64, 128, 0, 128, 7, 4)
+    fitting = [
+        of_seven.fits(Product("plain", 128 * tiles, steps * 128), 40) for tiles, steps in ((18, 7), (18, 6), (19, 8))
+    ]
+    assert fitting == [True, False, False], "a step of each split at least, and all at once"
     assert not ManyRowsTile(128, 64, (1, 1), splits=2).fits(Product("plain", 131072, 4096), 128)
     assert not Cublas(rows=0).fits(Product("added", 64, 64), 4)
     assert not Cublas(rows=8).fits(Product("plain", 64, 64), 4)

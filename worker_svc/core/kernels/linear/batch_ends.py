@@ -82,12 +82,16 @@ def _total(
 
 
 @gluon.jit
-def _meet(ended_ptr, SPLITS: gl.constexpr):
-    """Wait until all splits of a tile have come here. The counter goes on from launch to launch."""
+def _meet(ended_ptr, split, SPLITS: gl.constexpr):
+    """Wait until all splits of a tile have come here: together they add 2 to the power of 31, which turns the counter's
+    sign when the last one comes, and leaves it as it was for the next launch, of any number of splits.
+    """
     debug_barrier()
-    last = (gl.atomic_add(ended_ptr, 1, sem="acq_rel") | (SPLITS - 1)) + 1
-    # All programs run at once, so whoever is waited for comes. A difference is right even where the counter overflows.
-    while gl.atomic_add(ended_ptr, 0, sem="acquire") - last < 0:
+    OF_FIRST: gl.constexpr = 2**31 - (SPLITS - 1)
+    added = (split == 0).to(gl.int32) * (OF_FIRST - 1) + 1
+    before = gl.atomic_add(ended_ptr, added, sem="acq_rel")
+    # All programs run at once, so whoever is waited for comes.
+    while (gl.atomic_add(ended_ptr, 0, sem="acquire") ^ before) >= 0:
         pass
 
 
@@ -131,6 +135,37 @@ def end_whole(
 
 
 @gluon.jit
+def _end_share(
+    parts,
+    pointers,
+    row,
+    sizes,
+    output,
+    ROWS: gl.constexpr,
+    SHARE: gl.constexpr,
+    WIDE: gl.constexpr,
+    SPLITS: gl.constexpr,
+    RESIDUAL: gl.constexpr,
+    SCALED: gl.constexpr,
+    NARROW: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Adds up SHARE rows of a tile's parts, from `row` on, and writes them."""
+    out_ptr, residual_ptr, _, _, _, _ = pointers
+    M, _, _, _ = sizes
+    SIZE: gl.constexpr = ROWS * (WIDE + NARROW)
+    total = _total(parts, row, M, SHARE, WIDE, SIZE, SPLITS, WARPS)
+    if SCALED:
+        total = _scaled(total, pointers, row, output, sizes, 1)
+    _write(total, out_ptr, residual_ptr, row, output, sizes, RESIDUAL)
+    if NARROW > 0:
+        total = _total(parts + ROWS * WIDE, row, M, SHARE, NARROW, SIZE, SPLITS, WARPS)
+        if SCALED:
+            total = _scaled(total, pointers, row, output + WIDE, sizes, 1)
+        _write(total, out_ptr, residual_ptr, row, output + WIDE, sizes, RESIDUAL)
+
+
+@gluon.jit
 def end_split(
     y,
     z,
@@ -145,25 +180,23 @@ def end_split(
     WARPS: gl.constexpr,
 ):
     """Waits for the tile's other splits; then each adds up some rows."""
-    out_ptr, residual_ptr, parts_ptr, ended_ptr, _, _ = pointers
+    _, _, parts_ptr, ended_ptr, _, _ = pointers
     M, _, _, _ = sizes
     ROWS: gl.constexpr = y.shape[0]
     WIDE: gl.constexpr = y.shape[1]
     SIZE: gl.constexpr = ROWS * (WIDE + NARROW)
-    SHARE: gl.constexpr = ROWS // SPLITS
+    # Rows are shared out in a power of two of shares, of which some splits have two.
+    SHARES: gl.constexpr = 2 if SPLITS <= 2 else 4 if SPLITS <= 4 else 8
+    SHARE: gl.constexpr = ROWS // SHARES
     output = tile * (WIDE + NARROW)
     parts = parts_ptr + tile * SPLITS * SIZE
     _keep(y, parts + split * SIZE, M)
     if NARROW > 0:
         _keep(z, parts + split * SIZE + ROWS * WIDE, M)
-    _meet(ended_ptr + tile, SPLITS)
+    _meet(ended_ptr + tile, split, SPLITS)
     row = split * SHARE
-    total = _total(parts, row, M, SHARE, WIDE, SIZE, SPLITS, WARPS)
-    if SCALED:
-        total = _scaled(total, pointers, row, output, sizes, 1)
-    _write(total, out_ptr, residual_ptr, row, output, sizes, RESIDUAL)
-    if NARROW > 0:
-        total = _total(parts + ROWS * WIDE, row, M, SHARE, NARROW, SIZE, SPLITS, WARPS)
-        if SCALED:
-            total = _scaled(total, pointers, row, output + WIDE, sizes, 1)
-        _write(total, out_ptr, residual_ptr, row, output + WIDE, sizes, RESIDUAL)
+    _end_share(parts, pointers, row, sizes, output, ROWS, SHARE, WIDE, SPLITS, RESIDUAL, SCALED, NARROW, WARPS)
+    if SHARES > SPLITS:
+        row += SPLITS * SHARE
+        if row < ROWS:
+            _end_share(parts, pointers, row, sizes, output, ROWS, SHARE, WIDE, SPLITS, RESIDUAL, SCALED, NARROW, WARPS)

@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_wait
 from worker_svc.core.kernels.launch import INTERPRETED
 from worker_svc.core.kernels.linear.batch_ends import end_split, end_whole
 from worker_svc.core.kernels.linear.batch_loads import PIECE, ask, span
-from worker_svc.core.kernels.linear.ways import MOST_BATCH_SPLITS, MULTIPROCESSORS, BatchTile, Fp8BatchTile
+from worker_svc.core.kernels.linear.ways import MULTIPROCESSORS, BatchTile, Fp8BatchTile
 
 _HOPPER = (9, 0)
 # Of a thread at first; the warps that multiply then get what the one that asks does not need.
@@ -155,7 +155,7 @@ def _batch_rows(
     out_ptr,  # [M, N]
     residual_ptr,  # [M, N]; of a bias all rows are one
     parts_ptr,  # f32[tiles, SPLITS, rows, outputs of a tile]
-    ended_ptr,  # i32[tiles]
+    ended_ptr,  # i32[tiles], whose sign tells of each how often its splits have met: odd or even
     row_scales_ptr,  # f32[M]
     scales_ptr,  # f32[N]; GATED: [2 N]
     eps,
@@ -165,7 +165,7 @@ def _batch_rows(
     residual_stride,  # between rows
     ROWS: gl.constexpr,  # that there is room for
     STEPS: gl.constexpr,
-    SPLITS: gl.constexpr,  # power of two
+    SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
     RESIDUAL: gl.constexpr,
@@ -288,8 +288,7 @@ class BatchRows:
         tiles = outputs * halves // tile.outputs
         items = tiles * tile.splits
         if self._ended is None:
-            # How often splits have met, which their number divides: numbers of splits have counters of their own.
-            self._ended = torch.zeros(MOST_BATCH_SPLITS + 1, MULTIPROCESSORS, dtype=torch.int32, device=x.device)
+            self._ended = torch.zeros(MULTIPROCESSORS, dtype=torch.int32, device=x.device)
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
         parts = torch.empty(items, tile.rows, tile.outputs, device=x.device) if tile.splits > 1 else out
         _batch_rows[(min(items, MULTIPROCESSORS),)](
@@ -299,7 +298,7 @@ class BatchRows:
             out,
             residual if residual is not None else out,
             parts,
-            self._ended[tile.splits],
+            self._ended,
             scales.of_rows if scales is not None else out,
             scales.of_outputs if scales is not None else out,
             eps if eps is not None else 0.0,

@@ -7,6 +7,7 @@ from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
     FP8_FORMS,
     INT4,
+    MOST_BATCH_SPLITS,
     STREAMED_INT4_ROWS,
     BatchTile,
     Cublas,
@@ -122,7 +123,9 @@ def _int4_stream(rows: int) -> Iterator[Way]:
 def _batch_rows(kernel: type[BatchTile | Fp8BatchTile], rows: int, steps: tuple[int, int]) -> Iterator[Way]:
     """Of tiles of the fewest rows that are enough, with as many stages as there is room for."""
     of_all = next((each for each in _BATCH_ROWS if each >= rows), _BATCH_ROWS[-1])
-    for (wide, narrow), inputs, splits in combinations(((64, 0), (128, 0), (128, 64)), steps, (1, 2, 4, 8)):
+    for (wide, narrow), inputs, splits in combinations(
+        ((64, 0), (128, 0), (128, 64)), steps, range(1, MOST_BATCH_SPLITS + 1)
+    ):
         for stages in range(_MOST_BATCH_STAGES, 1, -1):
             try:
                 yield kernel(of_all, wide, narrow, inputs, splits, stages)

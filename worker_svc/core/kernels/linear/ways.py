@@ -108,9 +108,9 @@ class _BatchTile(_Way, frozen=True):
     stages: int  # steps whose tiles are on their way at once
 
     def __post_init__(self) -> None:
-        _require_powers_of_two(wide=self.wide, inputs=self.inputs, splits=self.splits)
-        if self.rows not in (64, 128) or self.splits > MOST_BATCH_SPLITS:
-            raise ValueError(f"batch_rows has tiles of 64 or 128 rows and at most {MOST_BATCH_SPLITS} splits")
+        _require_powers_of_two(wide=self.wide, inputs=self.inputs)
+        if self.rows not in (64, 128) or not 1 <= self.splits <= MOST_BATCH_SPLITS:
+            raise ValueError(f"batch_rows has tiles of 64 or 128 rows and 1 to {MOST_BATCH_SPLITS} splits")
         num_bytes = (self.outputs + self.rows) * self.inputs * self._value_bytes
         if self.stages * (num_bytes + _BARRIER_BYTES) > _SHARED_BYTES:
             raise ValueError(f"batch_rows has no shared memory for {self.stages} stages of such tiles")
@@ -128,7 +128,8 @@ class _BatchTile(_Way, frozen=True):
         """Return whether the product of so many rows can be computed so."""
         if rows > self.rows:
             return False
-        divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
+        divides = product.outputs % self.outputs == 0 and product.inputs % self.inputs == 0
+        divides &= product.inputs >= self.splits * self.inputs  # splits may have a step more than others
         meets = self.splits == 1 or (product.kind != "gated" and self.programs(product) <= MULTIPROCESSORS)
         return divides and meets
 
