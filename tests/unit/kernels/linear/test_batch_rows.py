@@ -111,8 +111,8 @@ def launch_products() -> None:
 
 
 def compiled(tiles: list[Tile]) -> list[Tile]:
-    """Those with numbers of splits that make different kernels: whole, with a share each, and with a share too many."""
-    return [tile for tile in tiles if tile.splits in (1, 2, 3, 8)]
+    """All but those with 5, 6 and 7 splits, whose kernels are as those with 3: some programs have two shares."""
+    return [tile for tile in tiles if tile.splits not in (5, 6, 7)]
 
 
 def launch_fp8_candidates(kind: Kind, rows: int) -> None:
@@ -139,7 +139,7 @@ def launch_candidates(kind: Kind, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [64, 128])
 @pytest.mark.parametrize("kind", ["plain", "gated"])
-def test_all_that_a_tuner_would_measure_compiles_for_a_hopper(
+def test_what_a_tuner_would_measure_compiles_for_a_hopper(
     monkeypatch: pytest.MonkeyPatch, kind: Kind, rows: int
 ) -> None:
     compile_for_hopper(monkeypatch, KERNEL, "wgmma", launch_candidates, kind, rows)

@@ -63,7 +63,7 @@ _CUTS = (
         ahead=2,
     ),
     # 64 of 192 and 1,000 tokens took 15.5 and 43.7, and take 12.4 and 34.2; 128 took 17.3 and 48.5, and would take 23.5
-    # and 65.8.
+    # and 65.9.
     _CutLine(
         most_programs=256,
         fewest_queries=17,
