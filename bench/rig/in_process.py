@@ -63,9 +63,10 @@ def main() -> None:
 
         answer(profile=profile_decode(llm, batch))
     if asked["profiled"]:
-        from bench.rig.step_profile import profile_prompts  # noqa: PLC0415  (as above)
+        from bench.rig.step_profile import PROMPTS, profile_prompts  # noqa: PLC0415  (as above)
 
-        answer(profile=profile_prompts(llm))
+        for count, length in PROMPTS:
+            answer(profile=profile_prompts(llm, count, length))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from penstock import LLM, SamplingParams
 
 NUM_STEPS = 20
 NUM_BEFORE = 16  # steps of every run in which not yet all sequences may decode, so that two runs differ by full batches
-NUM_PROMPTS, PROMPT_LENGTH = 8, 2048
+PROMPTS = ((1, 128), (32, 128), (8, 2048))  # how many, and how long
 NUM_KERNELS = 12
 _Kernels: TypeAlias = dict[str, tuple[float, float]]  # microseconds and launches by name
 
@@ -36,19 +36,19 @@ def profile_decode(llm: LLM, batch: int) -> list[str]:
     return _lines(f"step of {batch}", wall_us, per_step)
 
 
-def profile_prompts(llm: LLM) -> list[str]:
-    """Lines that say the same of prompts that are computed together, each of which is new."""
+def profile_prompts(llm: LLM, count: int, length: int) -> list[str]:
+    """Lines that say the same of so many prompts of that length that are computed together, each of which is new."""
     dice = random.Random(1)
 
     def seconds() -> float:
-        prompts = [{"prompt_token_ids": dice.choices(range(1, 200), k=PROMPT_LENGTH)} for _ in range(NUM_PROMPTS)]
+        prompts = [{"prompt_token_ids": dice.choices(range(1, 200), k=length)} for _ in range(count)]
         begin = time.perf_counter()
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
         return time.perf_counter() - begin
 
     seconds()
     wall_us = min(seconds() for _ in range(3)) * 1e6
-    return _lines(f"{NUM_PROMPTS} prompts of {PROMPT_LENGTH:,} tokens", wall_us, _kernels(seconds))
+    return _lines(f"prompts, {count} of {length:,} tokens", wall_us, _kernels(seconds))
 
 
 def _lines(what: str, wall_us: float, kernels: _Kernels) -> list[str]:
