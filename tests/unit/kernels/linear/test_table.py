@@ -46,16 +46,16 @@ def found(kind: Kind, outputs: int, inputs: int, rows: int, *, without: type | N
 
 
 def test_one_row_goes_through_tiles_that_suit_the_weight() -> None:
-    added = {"in_thread": True}
+    in_thread = {"in_thread": True}
     late = {"in_thread": True, "late": True}
     assert found("normed", 1152, 896, 1) == found("normed", 151936, 2048, 1) == OneRowTile(8, 1024, 4, **late)
-    assert found("added", 896, 896, 1) == found("added", 1024, 3072, 1) == OneRowTile(4, 1024, 8, **added)
+    assert found("added", 896, 896, 1) == found("added", 1024, 3072, 1) == OneRowTile(4, 1024, 8, **in_thread)
     assert found("normed", 4096, 1024, 1) == OneRowTile(32, 1024, 8)
     assert found("gated", 6144, 1024, 1) == OneRowTile(8, 512, 4, **late)
-    assert found("normed", 151936, 1024, 1) == OneRowTile(16, 512, 4, **added)
+    assert found("normed", 151936, 1024, 1) == OneRowTile(16, 512, 4, **in_thread)
     assert found("gated", 17920, 1536, 1) == OneRowTile(8, 256, 4, **late)
     assert found("added", 1024, 2048, 1) == OneRowTile(8, 2048, 8)
-    assert found("added", 2560, 2048, 1) == OneRowTile(2, 1024, 4, **added)
+    assert found("added", 2560, 2048, 1) == OneRowTile(2, 1024, 4, **in_thread)
     assert found("normed", 5120, 2048, 1) == OneRowTile(4, 1024, 4, **late)
     assert found("normed", 4096, 2560, 1) == OneRowTile(8, 2048, 4, **late)
     assert found("added", 3072, 3072, 1) == OneRowTile(4, 1024, 4)
@@ -63,11 +63,11 @@ def test_one_row_goes_through_tiles_that_suit_the_weight() -> None:
     assert found("added", 2048, 4096, 1) == OneRowTile(2, 2048, 4)
     assert found("added", 1536, 8960, 1) == OneRowTile(1, 2048, 4)
     assert found("added", 2048, 8192, 1) == OneRowTile(1, 1024, 4)
-    assert found("plain", 2560, 10240, 1) == OneRowTile(4, 2048, 8, **added)
-    assert found("added", 3584, 18944, 1) == OneRowTile(2, 2048, 8, **added)
-    assert found("added", 4352, 16896, 1) == OneRowTile(2, 2048, 4, **added)
-    assert found("added", 4352, 4352, 1) == OneRowTile(1, 1024, 4, **added)
-    assert found("added", 5120, 5120, 1) == OneRowTile(4, 2048, 4, **added)
+    assert found("plain", 2560, 10240, 1) == OneRowTile(4, 2048, 8, **in_thread)
+    assert found("added", 3584, 18944, 1) == OneRowTile(2, 2048, 8, **in_thread)
+    assert found("added", 4352, 16896, 1) == OneRowTile(2, 2048, 4, **in_thread)
+    assert found("added", 4352, 4352, 1) == OneRowTile(1, 1024, 4, **in_thread)
+    assert found("added", 5120, 5120, 1) == OneRowTile(4, 2048, 4, **in_thread)
     assert found("normed", 6144, 4096, 1) == found("normed", 4608, 3584, 1) == OneRowTile(4, 2048, 4, **late)
     assert found("normed", 151936, 4096, 1) == OneRowTile(8, 1024, 4, **late)
     assert found("added", 4096, 4096, 1) == found("plain", 151936, 4096, 1) == OneRowTile(8, 1024, 4)
