@@ -3,6 +3,9 @@
 import * as gateway from "./gateway.js";
 import { at, element } from "./elements.js";
 
+const NEAR_PX = 40; // of the end: who reads there sees what comes
+let follows = true;
+
 export class Chat {
   constructor(onEnd) {
     this.onEnd = onEnd; // called with a request's id
@@ -58,6 +61,8 @@ class Answer {
     this.began = performance.now();
     this.content = "";
     this.reason = "";
+    this.waiting = { reasoning: "", content: "" }; // came, and is drawn in the next frame
+    this.frame = 0;
     this.shown = show("assistant", "Model");
     this.shown.root.classList.add("is-going");
   }
@@ -67,27 +72,36 @@ class Answer {
     const [choice] = chunk.choices;
     if (!choice) return;
     this.reason = choice.finish_reason || this.reason;
-    const delta = choice.delta || {};
-    if (delta.reasoning) this.think(delta.reasoning);
-    if (delta.content) {
-      this.first ??= performance.now();
-      this.content += delta.content;
-      this.shown.text.append(delta.content);
-    }
-    const log = at("messages");
-    log.scrollTop = log.scrollHeight;
+    const reasoning = choice.delta?.reasoning || "";
+    const content = choice.delta?.content || "";
+    if (!reasoning && !content) return;
+    this.first ??= performance.now();
+    this.content += content;
+    this.waiting.reasoning += reasoning;
+    this.waiting.content += content;
+    this.frame ||= requestAnimationFrame(() => this.draw());
   }
 
-  think(text) {
-    this.first ??= performance.now();
-    if (!this.thoughts) {
-      this.thoughts = element("div", { class: "text" });
-      this.shown.text.before(element("details", { open: true }, element("summary", {}, "Thoughts"), this.thoughts));
-    }
-    this.thoughts.append(text);
+  // What came since the last frame: a page that is laid out for each token falls behind the stream.
+  draw() {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
+    const { reasoning, content } = this.waiting;
+    this.waiting = { reasoning: "", content: "" };
+    scrolled(() => {
+      if (reasoning) append((this.thoughts ??= this.think()), reasoning);
+      if (content) append(this.shown.text, content);
+    });
+  }
+
+  think() {
+    const thoughts = element("div", { class: "text" });
+    this.shown.text.before(element("details", { open: true }, element("summary", {}, "Thoughts"), thoughts));
+    return thoughts;
   }
 
   end(reason, look) {
+    this.draw();
     this.shown.root.classList.remove("is-going");
     const foot = element("footer", {}, element("span", {}, reason || "ended"));
     const seconds = (performance.now() - (this.first ?? this.began)) / 1000;
@@ -104,15 +118,33 @@ class Answer {
       button.addEventListener("click", look);
       foot.append(button);
     }
-    this.shown.root.append(foot);
+    scrolled(() => this.shown.root.append(foot));
   }
 }
+
+// Each line of a text is an element of its own: the last one alone is laid out again when it grows.
+function append(text, more) {
+  const [rest, ...lines] = more.split("\n");
+  if (!text.lastChild) text.append(element("div"));
+  text.lastChild.append(rest);
+  text.lastChild.normalize();
+  text.append(...lines.map((line) => element("div", {}, line)));
+}
+
+// Shows the end of the messages as they grow, unless the reader has scrolled up from it.
+function scrolled(add) {
+  add();
+  if (follows) at("messages").scrollTop = at("messages").scrollHeight;
+}
+
+at("messages").addEventListener("scroll", ({ target: log }) => {
+  follows = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_PX;
+});
 
 function show(role, who) {
   const text = element("div", { class: "text" });
   const root = element("article", { class: `message ${role}` }, element("div", { class: "who" }, who), text);
-  const log = at("messages");
-  log.append(root);
-  log.scrollTop = log.scrollHeight;
+  follows = true;
+  scrolled(() => at("messages").append(root));
   return { root, text };
 }

@@ -3,11 +3,12 @@
 import sys
 from pathlib import Path
 
-from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import ConsoleMessage, Locator, Page, expect, sync_playwright
 
 HOPS = ["submit", "tokenize", "queue", "prefill", "decode", "detokenize", "deliver"]
 STREAMS = ["prompts", "requests", "steps", "results", "tokens", "text"]
 LIMIT_MS = 180_000
+BELOW = "log.scrollHeight - log.scrollTop - log.clientHeight"
 
 
 def problems(told: ConsoleMessage) -> list[str]:
@@ -41,6 +42,8 @@ def chat(page: Page, pictures: Path) -> None:
     expect(answer.locator("details .text")).to_contain_text("now here")
     expect(answer.locator("footer")).to_contain_text("stop", timeout=LIMIT_MS)
     expect(answer.locator("details + .text")).to_contain_text("So be it.")
+    lines = answer.locator(".text > div").evaluate_all("lines => lines.map(each => each.childNodes.length)")
+    assert lines == [1, 1, 1], lines  # one text each, however many tokens it came in
     expect(page.locator("[data-span=deliver]")).to_be_attached()
     spans = [each.get_attribute("data-span") for each in page.locator("[data-span]").all()]
     assert spans == HOPS, spans
@@ -60,10 +63,33 @@ def stop(page: Page, pictures: Path) -> None:
     expect(page.locator("#figures")).to_contain_text("running1")
     expect(answer).to_have_class("message assistant is-going")
     page.screenshot(path=pictures / "going.png")
+    read_above(page, answer)
     page.keyboard.press("Escape")
     expect(answer.locator("footer")).to_contain_text("stopped")
     expect(page.locator("#figures")).to_contain_text("running0")
     expect(page.locator("#send")).to_be_visible()
+
+
+def read_above(page: Page, answer: Locator) -> None:
+    """What comes is followed by who reads at its end, and leaves alone who has scrolled up."""
+    messages = page.locator("#messages")
+    size = page.viewport_size
+    assert size is not None
+    page.set_viewport_size({"width": size["width"], "height": 480})
+    grow(answer)
+    assert messages.evaluate(f"log => {BELOW}") < 40
+    messages.evaluate("log => { log.scrollTop = 0; }")
+    grow(answer)
+    assert messages.evaluate("log => log.scrollTop") == 0
+    assert messages.evaluate(f"log => {BELOW}") > 40
+    page.set_viewport_size(size)
+
+
+def grow(answer: Locator) -> None:
+    """Waits until more of an answer is drawn."""
+    text = answer.locator(".text").first
+    shown = text.inner_text()
+    expect(text).not_to_have_text(shown, use_inner_text=True)
 
 
 def refuse(page: Page) -> None:

@@ -15,14 +15,14 @@ from test_foreign_clients import call
 from contract.domain.api_keys import CONTROL_TOKEN_HEADER, hash_api_key
 
 KEY = "psk_of_alice_for_the_page"
-ANSWER = f"<think>\n{'now here, now there, ' * 40}\n</think>\n\nSo be it."
-ENDLESS = f"<think>\n{'now here, now there, ' * 320}"  # a minute's: time to look at it on any machine
+ANSWER = f"<think>\n{'now here, now there, ' * 40}\n</think>\n\nSo be it.\nAnd so it was."
+ENDLESS = f"<think>\n{'now here, now there, ' * 1500}"  # four minutes of it, and more on a slower machine
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     checkpoint = tmp_path_factory.mktemp("thinking-model")
-    write_byte_model(checkpoint, vocab_size=300, max_model_len=8192, calls=True)
+    write_byte_model(checkpoint, vocab_size=300, max_model_len=32_000, calls=True)
     script = checkpoint / "script"
     lines = ({"match": "on and on", "answer": ENDLESS}, {"match": "to and fro", "answer": ANSWER})
     script.write_text("\n".join(map(json.dumps, lines)))
