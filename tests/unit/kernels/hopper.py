@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 _SHARED_BYTES = 227 * 1024  # that a program can have
-_IMPORTED = ["pytest", "torch", "triton", "triton.experimental.gluon"]  # before a process is forked
+_FOLDER = str(Path(__file__).parent)
+_IMPORTED = ["pytest", "torch", "triton", "triton.experimental.gluon", "triton_identity"]  # before a process is forked
 
 
 class _Hopper:
@@ -83,6 +85,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch, function: Callable[..., None], *a
     has done that.
     """
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", _FOLDER, prepend=os.pathsep)
     context = get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     with ProcessPoolExecutor(1, context) as pool:
