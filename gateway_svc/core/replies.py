@@ -17,7 +17,19 @@ from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.streams import merge
 from gateway_svc.core.told import FINISH_REASONS, ToldChoice
 
-encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
+
+
+def encode(value: object) -> bytes:
+    """JSON in one line to every client: many split a stream where Python's `str.splitlines` does (httpx's `iter_lines`),
+    which is also at U+0085, U+2028 and U+2029. These are escaped.
+    """
+    text = _encode(value)
+    if text.isascii():
+        return text
+    return (
+        text.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    )
 
 
 @dataclass(frozen=True, slots=True)

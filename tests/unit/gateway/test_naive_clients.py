@@ -1,5 +1,6 @@
 """Streams as clients read them that know nothing of server-sent events but `data: `."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,20 @@ def test_an_event_is_one_line_of_json_after_data(gateway: RunningGateway, path: 
     assert "".join(texts) == "Hello world"
     assert choices[-1]["finish_reason"] == "stop"
     assert last["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(("path", "body"), [COMPLETION, CHAT], ids=["completion", "chat"])
+def test_no_character_of_a_text_ends_a_line(gateway: RunningGateway, path: str, body: dict[str, Any]) -> None:
+    """Many clients split a stream at all that Unicode calls the end of a line, as `str.splitlines` does."""
+    said = "".join(chr(number) for number in range(0x3000) if len(f"a{chr(number)}b".splitlines()) > 1)
+    assert {"\x85", "\u2028", "\u2029"} < set(said)
+    gateway.pipeline.script = lambda request: request.say(f"“{said}”")
+    asked = {"model": "tiny", "stream": True, **body}
+    with httpx.stream("POST", gateway.url + path, json=asked, timeout=300) as reply:
+        *lines, end = [line for line in reply.iter_lines() if line]
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    assert "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices) == f"“{said}”"
+    assert end == "data: [DONE]"
 
 
 def silent(request: Incoming) -> None:
