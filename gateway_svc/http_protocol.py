@@ -1,6 +1,7 @@
 """HTTP connections within bounds: of bytes before anybody knows who calls, of time, and of how many there are."""
 
 import asyncio
+import select
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ from gateway_svc.http_limits import HttpLimits
 from gateway_svc.http_replies import HttpError, error_response
 from gateway_svc.presence import PRESENCE, Presence
 
-HELD_UP_S = 1.0  # by which a timer is late only if this process was suspended or held up
 LINGER_S = 1.0  # in which a client that is refused may read why; what it sends meanwhile is thrown away
 MAX_LINGERING = 64  # connections for which that is done at once
 _LINE_BYTES = 4  # of a header beside its name and value: colon, space, end of the line
@@ -46,7 +46,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bounded = cast(BoundedConfig, config)
         self._limits = self._bounded.limits
         self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0  # when it is to ring
         self._num_fed = 0  # bytes since the parser last gave something complete or a part of a body
         self._num_header_bytes = 0  # of this request, trailers included
         self._num_headers = 0
@@ -147,12 +146,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ring_after(self._limits.body_timeout_s, self._on_body_late)
 
     def _ring_after(self, seconds: float, ring: Callable[[], None]) -> None:
-        self._due_s = self.loop.time() + seconds
         self._timer = self.loop.call_later(seconds, ring)
 
-    def _was_held_up(self) -> bool:
-        """Return whether this process could not read in time what came: then the client gets its time anew."""
-        return self.loop.time() > self._due_s + HELD_UP_S
+    def _has_unread(self) -> bool:
+        """Return whether something came that is not read yet, as this process was suspended or had others to serve.
+
+        Then its client is not late, and gets its time anew.
+        """
+        if self.transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -161,7 +166,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _on_head_late(self) -> None:
         self._timer = None
-        if self._was_held_up() or (self.cycle is not None and not self.cycle.response_complete):
+        if self._has_unread() or (self.cycle is not None and not self.cycle.response_complete):
             # The latter: of the request after the one that is being answered, for which this connection stays.
             self._wait_for_head()
         elif self._in_head:
@@ -171,7 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _on_body_late(self) -> None:
         self._timer = None
-        if self.pipeline or self._was_held_up():  # a body is not read while the request before it is answered
+        if self.pipeline or self._has_unread():  # a body is not read while the request before it is answered
             self._wait_for_body()
         else:
             self._refuse(_late("body", self._limits.body_timeout_s))

@@ -21,8 +21,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode(value: object) -> bytes:
-    """JSON in one line to every client: many split a stream where Python's `str.splitlines` does (httpx's `iter_lines`),
-    which is also at U+0085, U+2028 and U+2029. These are escaped.
+    """JSON that is one line to every client: many split a stream where Python's `str.splitlines` does, as httpx's
+    `iter_lines`, which is also at U+0085, U+2028 and U+2029. These are escaped.
     """
     text = _encode(value)
     if text.isascii():
