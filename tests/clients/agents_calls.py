@@ -20,7 +20,7 @@ def look(city: str) -> str:
 async def main() -> None:
     """Run the agent on each of them, plain and streamed."""
     set_tracing_disabled(disabled=True)
-    client = AsyncOpenAI(base_url=URL, api_key="none", max_retries=0, timeout=180)
+    client = AsyncOpenAI(base_url=URL, api_key="none", max_retries=0, timeout=900)
     for model in (OpenAIResponsesModel(MODEL, client), OpenAIChatCompletionsModel(MODEL, client)):
         agent = Agent(name="traveller", instructions="compare cities", tools=[look], model=model)
         asked.clear()

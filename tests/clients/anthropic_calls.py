@@ -19,7 +19,7 @@ TOOL: Any = {
     },
 }
 WEATHER = {"Oslo": "cold in Oslo", "Rome": "warm in Rome"}
-client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0, timeout=180)
+client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0, timeout=900)
 
 
 def ask(text: str, **more: Any) -> anthropic.types.Message:

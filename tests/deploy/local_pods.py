@@ -26,7 +26,7 @@ from valkeys import needs_client
 from penstock.launcher.layout import free_ports
 from servicekit.bus.embedded import find_server
 
-LIMIT_S = 180.0
+LIMIT_S = 300.0
 NOBODY = ("127.0.0.1", 1)  # whose replica a Valkey is until it is told who the primary is; inside its own pod
 NUM_PORTS = 256  # more than all pods have, with those that take their places
 
@@ -91,14 +91,14 @@ class LocalPod:
         return self._passes(self.pod.container["livenessProbe"])
 
     def end(self) -> None:
-        """As a kubelet ends it: its hook, SIGTERM, and no kill before its grace is over."""
+        """As a kubelet ends it: its hook, SIGTERM, and no kill before its grace is over, or a busy machine's limit."""
         assert self._process is not None
         hook = self.pod.container.get("lifecycle") or {}
         if command := hook.get("preStop", {}).get("exec", {}).get("command"):
             subprocess.run(command, check=True)
         self._process.terminate()
         grace_s = self.pod.spec.get("terminationGracePeriodSeconds", 30)
-        status = self._process.wait(grace_s)
+        status = self._process.wait(max(grace_s, LIMIT_S))
         assert status == 0, f"{self.name}: status {status}; {self.log[-2000:]}"
 
     def kill(self) -> None:
@@ -115,9 +115,13 @@ class LocalPod:
         if "exec" in probe:
             command = [self._local(word) for word in probe["exec"]["command"]]
             timeout_s = max(60, probe.get("timeoutSeconds", 1))
-            return not subprocess.run(
-                command, env=self._environment(), capture_output=True, timeout=timeout_s, check=False
-            ).returncode
+            try:
+                ended = subprocess.run(
+                    command, env=self._environment(), capture_output=True, timeout=timeout_s, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return False
+            return not ended.returncode
         get = probe["httpGet"]
         try:
             with urllib.request.urlopen(

@@ -18,8 +18,9 @@ VALUES = (
     *example("several-tenants"),
     *settings(
         worker__settings={"runner": "simulated", "num-blocks": 2048, "max-num-seqs": 64, "step-ms": 10},
-        gateway__preStopSleepSeconds=2,
+        gateway__preStopSleepSeconds=5,
         gateway__settings={"outage-patience-s": 60},
+        detokenizer__settings={"orphan-grace-s": 600},
         tokenizer__replicas=1,
         scheduler__replicas=1,
         detokenizer__replicas=1,

@@ -115,6 +115,8 @@ class Clients:
             for first in itertools.cycle(self._answers):
                 if self._stopping.wait(ARRIVAL_S):
                     return
+                if self.num_begun - self.num_ended >= MAX_CLIENTS:
+                    continue  # a machine that has others to serve: as many as wait are enough
                 self.num_begun += 1
                 threads.submit(self._ask, first)
 
@@ -137,8 +139,8 @@ def test_the_pods_commands_make_a_pipeline_that_answers(release: Installed, answ
     assert all(len(each) >= NUM_TOKENS / 4 for each in answers.values())
     assert len(set(answers.values())) == NUM_PROMPTS
     for pod in release.pods.pods:
-        assert pod.is_alive(), pod.name
-        assert pod.is_ready(), pod.name
+        wait_until(pod.is_alive, f"{pod.name} is alive")
+        wait_until(pod.is_ready, f"{pod.name} is ready")
 
 
 def test_no_client_sees_an_upgrade_in_the_order_of_kubernetes_controllers(

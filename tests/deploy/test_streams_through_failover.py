@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from redis.exceptions import RedisError
-from served import SIMULATED, Served, expected, write_checkpoint
+from served import LONG_LEASES, SIMULATED, Served, expected, write_checkpoint
 from test_valkey_failover import (
     all_at_once,
     back_at_once_but_empty,
@@ -44,7 +44,8 @@ def valkeys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkeys]:
 def served(valkeys: Valkeys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = tmp_path_factory.mktemp("model")
     write_checkpoint(model)
-    flags = (f"--model={model}", f"--redis-url={valkeys.url}", "--step-ms=10", *SIMULATED)
+    flags = (f"--model={model}", f"--redis-url={valkeys.url}", "--step-ms=10", LONG_LEASES, *SIMULATED)
+    flags += ("--orphan-grace-s=600",)
     with Served(tmp_path_factory.mktemp("served"), *flags) as served:
         yield served.wait_ready()
 

@@ -22,6 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def simulated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Everything but a real model."""
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=1", *SIMULATED)
+    flags += ("--session-ttl-s=15",)  # nobody is thought dead because a machine has others to serve
     with Served(tmp_path_factory.mktemp("simulated"), *flags) as served:
         yield served.wait_ready()
 

@@ -96,7 +96,7 @@ def test_documents_are_ranked_as_transformers_scores_them(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    timing = ("--step-ms=5", "--session-ttl-s=1", "--reclaim-after-s=1")
+    timing = ("--step-ms=5", "--session-ttl-s=10", "--reclaim-after-s=1")
     flags = ("--runner=simulated", "--simulated-model=encoder", "--max-num-seqs=8", "--max-num-batched-tokens=512")
     with Served(tmp_path_factory.mktemp("encoders"), f"--model={checkpoint}", *timing, *flags) as served:
         yield served.wait_ready()

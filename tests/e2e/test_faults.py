@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import EOS, SIMULATED, VOCAB_SIZE, Served, expected, wait_until
+from served import EOS, LIMIT_S, LONG_LEASES, SIMULATED, VOCAB_SIZE, Served, expected, wait_until
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import SamplingParams
@@ -18,20 +18,20 @@ NUM_TOKENS = 200
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 PROMPTS = [[number + 1, 7, 9] for number in range(NUM_CLIENTS)]
 POISON = min(set(range(1, VOCAB_SIZE)) - {EOS, *range(10)} - {t for p in PROMPTS for t in expected(p, NUM_TOKENS)})
-FLAGS = ("--step-ms=5", "--workers=2", "--max-restart-pause-s=0.2", *SIMULATED)
+FLAGS = ("--step-ms=5", "--workers=2", "--max-restart-pause-s=0.2", LONG_LEASES, *SIMULATED)
+FAULTS = {"die": (f"--die-on-token={POISON}",), "hang": (f"--hang-on-token={POISON}", "--step-timeout-s=5")}
 
 
-@pytest.fixture(params=["die", "hang"])
+@pytest.fixture(params=FAULTS)
 def served(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Iterator[Served]:
-    fault = (f"--{request.param}-on-token={POISON}", "--step-timeout-s=1.5")
-    with Served(tmp_path, f"--model={checkpoint}", *FLAGS, *fault) as served:
+    with Served(tmp_path, f"--model={checkpoint}", *FLAGS, *FAULTS[request.param]) as served:
         yield served.wait_ready()
 
 
 def complete(served: Served, prompt_ids: list[int]) -> list[int] | PenstockError:
     with served.client() as client:
         try:
-            return list(client.complete(prompt_ids, PARAMS, timeout_s=60.0).outputs[0].token_ids)
+            return list(client.complete(prompt_ids, PARAMS, timeout_s=2 * LIMIT_S).outputs[0].token_ids)
         except PenstockError as error:
             return error
 
@@ -56,7 +56,7 @@ def test_a_long_request_outlives_more_workers_than_one_that_kills_them(checkpoin
     """Each dies for another reason, when the request has gone on well for a while."""
     num_deaths, tokens_between = 6, 20
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
-    flags = ("--step-ms=5", "--forgiven-after-tokens=10", "--max-restart-pause-s=0.2", *SIMULATED)
+    flags = ("--step-ms=5", "--forgiven-after-tokens=10", "--max-restart-pause-s=0.2", LONG_LEASES, *SIMULATED)
     with Served(tmp_path, f"--model={checkpoint}", *flags) as served, served.wait_ready().client() as client:
         token_ids: list[int] = []
         killed: list[int] = []

@@ -21,8 +21,13 @@ ENVIRON = {
     "PYTHONPATH": "",
     "PYTHONDONTWRITEBYTECODE": "",  # nothing is compiled as it is installed, but what is imported, once
 }
-# lm-eval asks hubs for data that are files. aiperf, told to be offline, looks for directories of tokenizers in a cache.
-ENVIRON_OF = {"lm-eval": {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}}
+# lm-eval asks hubs for data that are files. aiperf, told to be offline, looks for directories of tokenizers in a cache;
+# its processes wait half a minute for each other, which is short while a machine has others to serve.
+_WAITS_OF_AIPERF = ("REGISTRATION", "START", "COMMAND_RESPONSE", "PROFILE_START", "PROFILE_CONFIGURE")
+ENVIRON_OF = {
+    "lm-eval": {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+    "aiperf": {f"AIPERF_SERVICE_{name}_TIMEOUT": "600" for name in _WAITS_OF_AIPERF},
+}
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 from byte_tokenizer import write_harmony_model
-from served import SIMULATED, Served, is_running, wait_until
+from served import SIMULATED, TWO_GATEWAYS, Served, is_running, wait_until
 
 from contract.domain.errors import PenstockError
-from penstock.client import AsyncClient, ChatChoice, ChatReply, Client, Delta
+from penstock.client import AsyncClient, ChatChoice, ChatReply, Client, Delta, resumption
 from penstock.v1 import inference_pb2, inference_pb2_grpc, requests_pb2
 
 PLACE = {
@@ -27,14 +27,20 @@ PLACE = {
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather", "parameters": PLACE, "strict": True}}]
 PLAIN = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}]
 THOUGHT = "they ask for the weather, " * 20
+LONG_THOUGHT = THOUGHT * 4  # a gateway that stands still for a second is not told all of it at once
 CALLING = (
     f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
     '<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo", '
     '"days": 3}<|call|>'
 )
 ANSWERING = "<|channel|>analysis<|message|>12 it is<|end|><|start|>assistant<|channel|>final<|message|>It is warm."
-SCRIPT = [{"match": "12 degrees", "answer": ANSWERING}, {"match": "how warm", "answer": CALLING}]
+SCRIPT = [
+    {"match": "12 degrees", "answer": ANSWERING},
+    {"match": "how warm", "answer": CALLING},
+    {"match": "how hot", "answer": CALLING.replace(THOUGHT, LONG_THOUGHT)},
+]
 CHAT: list[Any] = [{"role": "user", "content": "how warm is it?"}]
+LONG_CHAT: list[Any] = [{"role": "user", "content": "how hot is it?"}]
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +49,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write_harmony_model(checkpoint, max_model_len=8192)
     script = checkpoint / "script"
     script.write_text("\n".join(map(json.dumps, SCRIPT)))
-    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=2", *SIMULATED)
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", *TWO_GATEWAYS, "--step-ms=2", *SIMULATED)
     with Served(tmp_path_factory.mktemp("harmony"), *flags, f"--script={script}") as served:
         yield served.wait_ready()
 
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.http_urls[1]}/v1", api_key="none", max_retries=0, timeout=180) as client:
+    with openai.OpenAI(base_url=f"{served.http_urls[1]}/v1", api_key="none", max_retries=0, timeout=900) as client:
         yield client
 
 
@@ -187,12 +193,13 @@ def test_turns_have_fields_of_their_own_over_grpc(served: Served) -> None:
     assert "".join(each.delta.chat.reasoning for each in events) == "12 it is"
 
 
-def test_a_grpc_stream_goes_on_through_another_gateway(served: Served) -> None:
+def test_a_grpc_stream_goes_on_through_another_gateway(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumption, "PATIENCE_S", 300.0)  # nothing comes until one of both is started again
     pid, place = served.pids()["gateway-0"], 0
     choice = ChatChoice()
-    with Client(",".join(served.grpc_addresses), timeout_s=120) as client:
+    with Client(",".join(served.grpc_addresses), timeout_s=900) as client:
         # Whichever of the two it is at dies at last.
-        for event in client.stream_chat(CHAT, tools=PLAIN, resumable=True):
+        for event in client.stream_chat(LONG_CHAT, tools=PLAIN, resumable=True):
             if isinstance(event, Delta):
                 choice.extend(event)
             if len(choice.reasoning) > 60 and not place:
@@ -201,9 +208,8 @@ def test_a_grpc_stream_goes_on_through_another_gateway(served: Served) -> None:
                     pid = served.pids()[name]
                     os.kill(pid, signal.SIGKILL)
                     wait_until(lambda pid=pid: not is_running(pid), "dead")  # type: ignore[misc]
-                served.wait_ready()
-    assert 60 < place < len(THOUGHT)
-    assert (choice.reasoning, choice.content, choice.finish_reason) == (THOUGHT, "I look.", "tool_calls")
+    assert 60 < place < len(LONG_THOUGHT)
+    assert (choice.reasoning, choice.content, choice.finish_reason) == (LONG_THOUGHT, "I look.", "tool_calls")
     assert json.loads(choice.tool_calls[0].arguments) == {"city": "Oslo", "days": 3}
 
 
@@ -234,16 +240,16 @@ class Heard:
 
 def test_a_stream_goes_on_through_another_gateway(served: Served) -> None:
     first_url, second_url = served.http_urls
-    body = {"model": "simulated", "messages": CHAT, "tools": PLAIN, "stream": True}
+    body = {"model": "simulated", "messages": LONG_CHAT, "tools": PLAIN, "stream": True}
     headers, pid = {"x-penstock-resumable": "true"}, served.pids()["gateway-0"]
     with httpx.stream("POST", f"{first_url}/v1/chat/completions", json=body, headers=headers, timeout=300) as reply:
         request_id = reply.headers["x-penstock-request-id"]
         heard = Heard().read(reply.iter_lines(), 60)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not is_running(pid), "dead")
-    assert 60 < len(heard.thought) < len(THOUGHT)
+    assert 60 < len(heard.thought) < len(LONG_THOUGHT)
     url, given = f"{second_url}/v1/requests/{request_id}/events", {"last-event-id": heard.event_id}
     with httpx.stream("GET", url, headers=given, timeout=300) as reply:
         heard.read(reply.iter_lines())
-    assert (heard.thought, heard.content, heard.finish) == (THOUGHT, "I look.", "tool_calls")
+    assert (heard.thought, heard.content, heard.finish) == (LONG_THOUGHT, "I look.", "tool_calls")
     assert json.loads(heard.arguments) == {"city": "Oslo", "days": 3}

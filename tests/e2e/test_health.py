@@ -50,7 +50,7 @@ def test_every_service_is_alive_and_ready_and_no_longer_ready_once_it_drains(ser
 @pytest.fixture
 def sticky(checkpoint: Path, tmp_path: Path) -> Iterator[Served]:
     """A pipeline whose loops hang at a signal."""
-    patience = ("--orphan-grace-s=60", "--max-restart-pause-s=0.2")
+    patience = ("--orphan-grace-s=600", "--max-restart-pause-s=0.2")
     flags = (f"--model={checkpoint}", "--log-format=json", "--step-ms=10", *patience, *SIMULATED)
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "stuck"), os.environ.get("PYTHONPATH"))))
     with Served(tmp_path, *flags, environ={"PYTHONPATH": path}) as served:
@@ -61,7 +61,7 @@ def test_a_loop_that_is_stuck_is_found_in_each_service_though_its_health_port_an
     sticky: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All at once, so that nobody else can be the reason; a client's stream goes on after what it has."""
-    monkeypatch.setattr(resumption, "PATIENCE_S", 200.0)  # nothing comes until all are found and started again
+    monkeypatch.setattr(resumption, "PATIENCE_S", 600.0)  # nothing comes until all are found and started again
     began = Event()
 
     def generate() -> list[int]:

@@ -7,11 +7,11 @@ from pathlib import Path
 import hiredis
 import httpx
 import pytest
-from served import SIMULATED, Served, expected, wait_until
+from served import LIMIT_S, SIMULATED, Served, expected, wait_until
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import SamplingParams
-from penstock.client import Generation
+from penstock.client import Client, Delta
 from servicekit.bus.commands import pack
 from servicekit.bus.embedded import EmbeddedServer
 from servicekit.bus.redis_address import parse_address
@@ -34,6 +34,21 @@ def used(url: str) -> int:
     return int(line.partition(":")[2])
 
 
+class Stream:
+    """One client's stream; it has `begun` with its first token."""
+
+    def __init__(self, prompt_ids: list[int]) -> None:
+        self.prompt_ids = prompt_ids
+        self.token_ids: list[int] = []
+        self.begun = threading.Event()
+
+    def follow(self, client: Client) -> None:
+        for event in client.generate(self.prompt_ids, LONG):
+            if isinstance(event, Delta):
+                self.token_ids += event.token_ids
+                self.begun.set()
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
     own = EmbeddedServer(tmp_path / "data", port=0)
@@ -50,18 +65,14 @@ def test_a_server_short_of_memory_refuses_new_requests_and_finishes_the_others(
     with Served(tmp_path, *flags, environ={"PENSTOCK_REDIS_URL": server.url}) as served:
         served.wait_ready()
         body = {"prompt": [1, 2, 3], "max_tokens": 4}
-        found: list[Generation] = []
+        streams = [Stream([number, 2]) for number in range(4)]
         with served.client() as client, httpx.Client(base_url=served.http_url, timeout=300) as http:
             assert http.post("/v1/completions", json=body).status_code == 200
-            running = [
-                threading.Thread(target=lambda number=number: found.append(client.complete([number, 2], LONG)))
-                for number in range(4)
-            ]
+            running = [threading.Thread(target=stream.follow, args=(client,)) for stream in streams]
             for thread in running:
                 thread.start()
-            wait_until(
-                lambda: 'penstock_open_streams{pool="penstock"} 4.0' in http.get("/metrics").text, "four streams"
-            )
+            for stream in streams:
+                assert stream.begun.wait(LIMIT_S)
             command(server.url, "CONFIG", "SET", "maxmemory", str(int(used(server.url) / share)))
             wait_until(lambda: http.post("/v1/completions", json=body).status_code == 503, "a look at the memory")
             refused = http.post("/v1/completions", json=body)
@@ -72,8 +83,8 @@ def test_a_server_short_of_memory_refuses_new_requests_and_finishes_the_others(
                 client.complete([1], LONG)
             assert caught.value.code is ErrorCode.UNAVAILABLE
             for thread in running:
-                thread.join(120.0)
-            outputs = {tuple(generation.outputs[0].token_ids) for generation in found}
-            assert outputs == {tuple(expected([number, 2], NUM_TOKENS)) for number in range(4)}
+                thread.join(LIMIT_S)
+            for stream in streams:
+                assert stream.token_ids == expected(stream.prompt_ids, NUM_TOKENS)
             command(server.url, "CONFIG", "SET", "maxmemory", "0")
             wait_until(lambda: http.post("/v1/completions", json=body).status_code == 200, "a new request")

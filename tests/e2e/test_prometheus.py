@@ -104,7 +104,7 @@ def test_exemplars_name_requests(prometheus: Prometheus) -> None:
 def test_names_of_vllm_are_there(prometheus: Prometheus) -> None:
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
         wait_until(lambda name=name: bool(prometheus.values(f"vllm:{name}")), name)
-    wait_until(lambda: max(prometheus.values("vllm:num_requests_running")) > 0, "what runs")
+    wait_until(lambda: max(prometheus.values("vllm:num_requests_running"), default=0) > 0, "what runs")
 
 
 class Deaths:

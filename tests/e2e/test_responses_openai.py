@@ -20,7 +20,7 @@ TOOLS: list[Any] = [{"type": "function", "name": "look", "parameters": PLACE, "s
 
 @pytest.fixture(scope="module")
 def client(agents: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{agents.http_urls[1]}/v1", api_key="none", max_retries=0, timeout=180) as client:
+    with openai.OpenAI(base_url=f"{agents.http_urls[1]}/v1", api_key="none", max_retries=0, timeout=900) as client:
         yield client
 
 

@@ -5,22 +5,24 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
 import httpx
 import pytest
-from served import SIMULATED, Served, expected, is_running, wait_until
+from served import LIMIT_S, SIMULATED, TWO_GATEWAYS, Served, expected, is_running, wait_until
 
 from contract.domain.params import SamplingParams
 from penstock.client import Accepted, Client, Delta
 from penstock.v1 import inference_pb2, inference_pb2_grpc
 
-NUM_TOKENS = 300
+NUM_TOKENS = 500
 ENDLESS_TOKENS = 4000
-GRACE_S = 6.0
+GRACE_S = 3.0
 BODY = {
     "model": "simulated",
     "prompt": [1, 7, 9],
@@ -38,17 +40,29 @@ PROMPTS = {"prompt": [[1, 7, 9], [2, 8], [3]]}
 
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flags = (
-        *(f"--model={checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=5"),
-        *(f"--resume-grace-s={GRACE_S}", f"--orphan-grace-s={GRACE_S}", *SIMULATED),
-    )
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", *TWO_GATEWAYS, "--step-ms=5", *SIMULATED)
     with Served(tmp_path_factory.mktemp("resume"), *flags) as served:
+        yield served.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def hasty(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A pipeline that soon gives a request up whose client stays away."""
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=5", *SIMULATED)
+    graces = (f"--resume-grace-s={GRACE_S}", f"--orphan-grace-s={GRACE_S}")
+    with Served(tmp_path_factory.mktemp("hasty"), *flags, *graces) as served:
         yield served.wait_ready()
 
 
 @pytest.fixture
 def victim(served: Served) -> Iterator[Callable[[], None]]:
-    """Kills gateway-0; the launcher has started it again when the test is over."""
+    with killer(served) as kill:
+        yield kill
+
+
+@contextmanager
+def killer(served: Served) -> Iterator[Callable[[], None]]:
+    """Kills gateway-0; the launcher has started it again in the end."""
     wait_until(lambda: all(_is_ready(url) for url in served.http_urls), "ready")
     pid = served.pids()["gateway-0"]
 
@@ -242,16 +256,27 @@ def test_many_clients_of_both_kinds_lose_nothing_with_their_gateway(served: Serv
     addresses = ",".join(served.grpc_addresses)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
-    def over_grpc(prompt: int) -> list[int]:
+    def over_grpc(prompt: int, begun: Event) -> list[int]:
+        token_ids: list[int] = []
         with Client(addresses) as client:
-            return client.complete([prompt, 7, 9], params, resumable=True).outputs[0].token_ids
+            for event in client.generate([prompt, 7, 9], params, resumable=True):
+                if isinstance(event, Delta):
+                    token_ids += event.token_ids
+                    begun.set()
+        return token_ids
 
-    def over_http(prompt: int) -> Heard:
+    def over_http(prompt: int, begun: Event) -> Heard:
         body, headers = BODY | {"prompt": [prompt, 7, 9]}, {"idempotency-key": f"many-{prompt}"}
         heard = Heard()
+
+        def has_begun() -> bool:
+            if heard.texts:
+                begun.set()
+            return False
+
         try:
             with httpx.stream("POST", f"{first_url}/v1/completions", json=body, headers=headers, timeout=300) as reply:
-                heard.read(reply)
+                heard.read(reply, has_begun)
         except httpx.TransportError:
             if not heard.last_event_id:
                 return listen(second_url, body, headers)
@@ -263,37 +288,28 @@ def test_many_clients_of_both_kinds_lose_nothing_with_their_gateway(served: Serv
     prompts = range(20, 28)
     undisturbed = {prompt: listen(second_url, BODY | {"prompt": [prompt, 7, 9]}) for prompt in prompts}
     with ThreadPoolExecutor(2 * len(prompts)) as pool:
-        said = [pool.submit(over_grpc, prompt) for prompt in prompts]
-        heard = [pool.submit(over_http, prompt) for prompt in prompts]
-        wait_until(lambda: _num_open(first_url) >= len(prompts), "open")
+        begun = [Event() for _ in (*prompts, *prompts)]
+        said = [pool.submit(over_grpc, *each) for each in zip(prompts, begun[::2], strict=True)]
+        heard = [pool.submit(over_http, *each) for each in zip(prompts, begun[1::2], strict=True)]
+        assert all(each.wait(LIMIT_S) for each in begun)
         victim()
         for prompt, one, other in zip(prompts, said, heard, strict=True):
             assert one.result() == expected([prompt, 7, 9], NUM_TOKENS)
             assert_same(other.result(), undisturbed[prompt])
 
 
-def _num_open(url: str) -> float:
-    (line,) = (
-        line
-        for line in httpx.get(f"{url}/metrics", timeout=300).text.splitlines()
-        if line.startswith("penstock_open_streams{")
-    )
-    return float(line.split()[1])
-
-
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_request_whose_client_stays_away_is_cancelled(
-    served: Served, victim: Callable[[], None], killed: bool
-) -> None:
-    first_url, second_url = served.http_urls
-    heard = begin(first_url, BODY | {"max_tokens": ENDLESS_TOKENS}, RESUMABLE, victim if killed else lambda: None)
+def test_a_request_whose_client_stays_away_is_cancelled(hasty: Served, killed: bool) -> None:
+    first_url, second_url = hasty.http_urls
+    body = BODY | {"max_tokens": ENDLESS_TOKENS}
+    with killer(hasty) as kill:
+        heard = begin(first_url, body, RESUMABLE, kill if killed else lambda: None)
 
-    def state() -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=300).json()
-        return found
+        def state() -> dict[str, Any]:
+            found: dict[str, Any] = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=300).json()
+            return found
 
-    assert state()["state"] == "running"
-    wait_until(lambda: state()["state"] == "ended", "cancelled")
-    assert state()["error"]["code"] == "cancelled"
-    if not killed:
-        victim()
+        wait_until(lambda: state()["state"] == "ended", "cancelled")
+        assert state()["error"]["code"] == "cancelled"
+        if not killed:
+            kill()

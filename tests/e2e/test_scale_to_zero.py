@@ -7,7 +7,7 @@ from served import ROOT
 
 
 def test_requests_wait_for_a_worker_and_streams_outlive_the_last_one() -> None:
-    flags = ("--streams=10", "--tokens=300", "--step-ms=20", "--away-s=3")
+    flags = ("--streams=10", "--tokens=1000", "--step-ms=20", "--away-s=3")
     command = [sys.executable, "-m", "penstock.cli", "bench", "scale-to-zero", *flags]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     # How soon the query says so depends on the machine; all else does not.

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from served import SIMULATED, Served, expected, wait_until
+from served import LONG_LEASES, SIMULATED, Served, expected, wait_until
 
 from contract.domain.params import SamplingParams
 from penstock.client import Client
@@ -25,7 +25,7 @@ NUM_TOKENS = 20
 
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flags = (f"--model={checkpoint}", "--step-ms=2", *SIMULATED, *(f"--{kind}s=2" for kind in KINDS))
+    flags = (f"--model={checkpoint}", "--step-ms=2", LONG_LEASES, *SIMULATED, *(f"--{kind}s=2" for kind in KINDS))
     with Served(tmp_path_factory.mktemp("several"), *flags) as served:
         yield served.wait_ready()
 

@@ -28,7 +28,7 @@ class Site:
         self.file = folder / "pools.jsonl"
         self.write({"name": "red", "pool": "penstock"})
         more = {
-            "red": (f"--pools={self.file}", "--gateways=2", "--outage-patience-s=1"),
+            "red": (f"--pools={self.file}", "--gateways=2"),
             "blue": ("--simulated-seed=5",),
         }
         self.served: dict[str, Served] = {}

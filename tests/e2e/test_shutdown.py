@@ -15,7 +15,7 @@ PROMPT = [10, 20, 30]
 
 @pytest.fixture
 def served(checkpoint: Path, tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path, f"--model={checkpoint}", "--step-ms=5", *SIMULATED) as served:
+    with Served(tmp_path, f"--model={checkpoint}", "--step-ms=5", "--drain-timeout-s=300", *SIMULATED) as served:
         yield served.wait_ready()
 
 

@@ -30,7 +30,7 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def client(simulated: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{simulated.http_url}/v1", api_key="none", max_retries=0, timeout=180) as client:
+    with openai.OpenAI(base_url=f"{simulated.http_url}/v1", api_key="none", max_retries=0, timeout=900) as client:
         yield client
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from byte_tokenizer import CHAT_TEMPLATE
-from served import SIMULATED, Served, expected, is_running, wait_until
+from served import SIMULATED, TWO_GATEWAYS, Served, expected, is_running, wait_until
 
 from contract.domain.params import SamplingParams
 from penstock.client import Accepted, Client, Delta
@@ -27,7 +27,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=5", *SIMULATED)
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", *TWO_GATEWAYS, "--step-ms=5", *SIMULATED)
     with Served(tmp_path_factory.mktemp("told"), *flags, "--trust-request-chat-template") as served:
         yield served.wait_ready()
 
@@ -112,7 +112,7 @@ def test_a_grpc_call_goes_on_through_another_gateway_in_the_same_groups(
     deltas: list[Delta] = []
     with Client(",".join(served.grpc_addresses)) as client:
         calls = client.generate(
-            PROMPT, params, resumable=True, stream_interval=INTERVAL, return_prompt_token_ids=True, timeout_s=120
+            PROMPT, params, resumable=True, stream_interval=INTERVAL, return_prompt_token_ids=True, timeout_s=900
         )
         for event in calls:
             if isinstance(event, Accepted):

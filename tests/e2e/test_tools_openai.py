@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 from byte_tokenizer import write_byte_model
-from served import SIMULATED, Served, is_running, wait_until
+from served import SIMULATED, TWO_GATEWAYS, Served, is_running, wait_until
 
 CHAT: list[Any] = [{"role": "user", "content": "how warm is it?"}]
 PLACE = {
@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write_byte_model(checkpoint, vocab_size=300, max_model_len=8192, calls=True)
     script = checkpoint / "script"
     script.write_text(json.dumps({"match": "to and fro", "answer": ANSWER}))
-    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=2", *SIMULATED)
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", *TWO_GATEWAYS, "--step-ms=2", *SIMULATED)
     flags += (f"--script={script}",)
     with Served(tmp_path_factory.mktemp("tools"), *flags) as served:
         yield served.wait_ready()
@@ -53,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.http_urls[1]}/v1", api_key="none", max_retries=0, timeout=180) as client:
+    with openai.OpenAI(base_url=f"{served.http_urls[1]}/v1", api_key="none", max_retries=0, timeout=900) as client:
         yield client
 
 

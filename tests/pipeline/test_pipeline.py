@@ -30,7 +30,7 @@ def pipeline(checkpoint: Path) -> Iterator[Pipeline]:
 @pytest.fixture(scope="module")
 def slow_pipeline(checkpoint: Path) -> Iterator[Pipeline]:
     """Its answers do not end while a test does something, however slow the machine is."""
-    worker = {"runner": "simulated", "step_ms": 50.0, "block_size": 4, "num_blocks": 400, "max_num_seqs": 32}
+    worker = {"runner": "simulated", "step_ms": 500.0, "block_size": 4, "num_blocks": 400, "max_num_seqs": 32}
     with Pipeline(checkpoint, worker=worker) as pipeline:
         yield pipeline
 

@@ -44,7 +44,7 @@ class Reader:
     def __init__(self, port: int) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self._socket.settimeout(30.0)
+        self._socket.settimeout(300.0)
         self._socket.connect(("127.0.0.1", port))
         body = {
             "prompt": [9, 8, 7], "n": NUM_CHOICES, "max_tokens": NUM_TOKENS, "temperature": 0.7, "seed": 5,

@@ -1,6 +1,7 @@
 """With `--metrics-aliases vllm` a gateway tells of the whole pool under vLLM's names, and without it does not."""
 
 import threading
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -9,12 +10,48 @@ from in_memory import Pipeline, wait_until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from contract.domain.plan import StepPlan
 from gateway_svc.settings import GatewaySettings
 from servicekit.settings import load
+from worker_svc.core.interface import Limits, PendingStep, Runner
+from worker_svc.loading import LoadedWorker, load_worker
+from worker_svc.settings import WorkerSettings
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 16
-WORKER = {"runner": "simulated", "step_ms": 20.0, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_num_seqs": 2}
+WORKER = {"runner": "simulated", "step_ms": 1.0, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_num_seqs": 2}
+LIMIT_S = 300
 BODY = {"prompt": [1, 2, 3], "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+
+@dataclass
+class Gate:
+    """Lets a worker's first steps pass, and the others when the test says so."""
+
+    opened: threading.Event = field(default_factory=threading.Event)
+    num_free: int = 2
+
+    def load(self, settings: WorkerSettings) -> LoadedWorker:
+        loaded = load_worker(settings)
+        return replace(loaded, runner=_Gated(loaded.runner, self))
+
+
+@dataclass
+class _Gated:
+    inner: Runner
+    gate: Gate
+
+    @property
+    def limits(self) -> Limits:
+        return self.inner.limits
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        self.gate.num_free -= 1
+        if self.gate.num_free < 0:
+            self.gate.opened.wait(LIMIT_S)
+        return self.inner.launch(plan)
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 def samples(pipeline: Pipeline) -> dict[str, tuple[dict[str, str], float]]:
@@ -35,7 +72,8 @@ def samples(pipeline: Pipeline) -> dict[str, tuple[dict[str, str], float]]:
 
 def test_what_the_pool_does_is_told_under_the_names_of_vllm(checkpoint: Path) -> None:
     gateway = {"metrics_aliases": "vllm", "served_model_name": ("story",)}
-    with Pipeline(checkpoint, worker=WORKER, gateway=gateway) as pipeline:
+    gate = Gate()
+    with Pipeline(checkpoint, worker=WORKER, gateway=gateway, load=gate.load) as pipeline:
         url = f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/completions"
         clients = [
             threading.Thread(target=httpx.post, args=(url,), kwargs={"json": BODY, "timeout": 300}) for _ in range(3)
@@ -48,14 +86,15 @@ def test_what_the_pool_does_is_told_under_the_names_of_vllm(checkpoint: Path) ->
             running, waiting = told["vllm:num_requests_running"][1], told["vllm:num_requests_waiting"][1]
             return (running, waiting) == (2, 1) and 0 < told["vllm:kv_cache_usage_perc"][1] < 1
 
-        wait_until(is_busy, 120)
+        wait_until(is_busy, LIMIT_S)
         told = samples(pipeline)
         assert told["vllm:num_requests_running"][0] == {"model_name": "story"}
         labels, value = told["vllm:cache_config_info"]
         assert (labels, value) == ({"block_size": str(BLOCK_SIZE), "num_gpu_blocks": str(NUM_BLOCKS)}, 1)
+        gate.opened.set()
         for client in clients:
             client.join()
-        wait_until(lambda: samples(pipeline)["vllm:num_requests_running"][1] == 0, 120)
+        wait_until(lambda: samples(pipeline)["vllm:num_requests_running"][1] == 0, LIMIT_S)
         told = samples(pipeline)
         for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
             assert told[f"vllm:{name}_count"][1] == 3

@@ -174,7 +174,7 @@ def _wait_for_models(gateways: Sequence[Gateway]) -> None:
     """Until each gateway serves both."""
     until_s = time.monotonic() + _SETTLE_S
     for gateway in gateways:
-        with Client(gateway.grpc_address, timeout_s=10.0) as client:
+        with Client(gateway.grpc_address, timeout_s=60.0) as client:
             while set(NAMES) - _models(client):
                 if time.monotonic() > until_s:
                     raise SystemExit(f"{gateway.name} does not serve both pools")

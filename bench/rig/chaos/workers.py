@@ -16,7 +16,7 @@ from servicekit.bus.calls import SessionKind
 
 UPGRADE = "upgrade"
 SECOND_SEED = 7  # of the second model; the first one's is 0
-READY_WITHIN_S = 120.0
+READY_WITHIN_S = 300.0
 _LOOK_S = 0.1
 _DRAIN_S = 10.0
 

@@ -151,12 +151,12 @@ def test_a_replica_is_unavailable_for_writes(server: EmbeddedServer) -> None:
 def test_a_server_that_hangs_is_unavailable(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     bus = open_bus(server.url)
     connection = bus.connect()
-    for module in (redis_connection, redis_async_connection):
-        monkeypatch.setattr(module, "PATIENCE_S", 0.2)
     assert server.pid is not None
 
     async def test(pid: int) -> None:
         async_connection = await bus.connect_async()
+        for module in (redis_connection, redis_async_connection):
+            monkeypatch.setattr(module, "PATIENCE_S", 0.2)
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(BusUnavailable, match="does not answer"):
             await async_connection.call(Length(b"{s}"))

@@ -36,6 +36,14 @@ def llm(checkpoint: Path) -> Iterator[AsyncLLM]:
     llm.shutdown()
 
 
+@pytest.fixture
+def slow_llm(checkpoint: Path) -> Iterator[AsyncLLM]:
+    """An answer of it does not end while a test does something, however slow the machine is."""
+    llm = AsyncLLM(str(checkpoint), runner="simulated", step_ms=50.0)
+    yield llm
+    llm.shutdown()
+
+
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, LIMIT_S))
 
@@ -57,11 +65,11 @@ def test_requests_at_once_have_the_outputs_of_an_llm(llm: AsyncLLM, checkpoint: 
     assert [each.outputs for each in found] == [each.outputs for each in expected]
 
 
-def test_each_output_is_a_state_of_its_own_that_goes_on_from_the_one_before(llm: AsyncLLM) -> None:
+def test_each_output_is_a_state_of_its_own_that_goes_on_from_the_one_before(slow_llm: AsyncLLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=1, n=2)
 
     async def work() -> list[RequestOutput]:
-        return [output async for output in llm.generate("abc", params)]
+        return [output async for output in slow_llm.generate("abc", params)]
 
     states = run(work())
     for before, after in pairwise(states):
@@ -72,12 +80,12 @@ def test_each_output_is_a_state_of_its_own_that_goes_on_from_the_one_before(llm:
     assert len(states[0].outputs[0].token_ids) < 30 == len(states[-1].outputs[0].token_ids)
 
 
-def test_who_is_late_gets_the_latest(llm: AsyncLLM) -> None:
+def test_who_is_late_gets_the_latest(slow_llm: AsyncLLM) -> None:
     async def work() -> tuple[int, RequestOutput]:
-        outputs = llm.generate([1, 2], GREEDY)
+        outputs = slow_llm.generate([1, 2], GREEDY)
         await anext(outputs)
-        other = await last(llm.generate([3], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)))
-        assert len(other.outputs[0].token_ids) == 200
+        other = await last(slow_llm.generate([3], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)))
+        assert len(other.outputs[0].token_ids) == 60
         rest = [output async for output in outputs]
         return len(rest), rest[-1]
 
@@ -86,26 +94,26 @@ def test_who_is_late_gets_the_latest(llm: AsyncLLM) -> None:
     assert len(output.outputs[0].token_ids) == 20
 
 
-def test_a_closed_iterator_gives_its_request_up_and_its_id_is_free(llm: AsyncLLM) -> None:
+def test_a_closed_iterator_gives_its_request_up_and_its_id_is_free(slow_llm: AsyncLLM) -> None:
     async def work() -> RequestOutput:
-        outputs = llm.generate([1], ENDLESS, "mine")
+        outputs = slow_llm.generate([1], ENDLESS, "mine")
         await anext(outputs)
         with pytest.raises(PenstockError, match="in use"):
-            await anext(llm.generate([2], GREEDY, "mine"))
+            await anext(slow_llm.generate([2], GREEDY, "mine"))
         await outputs.aclose()
-        return await last(llm.generate([2], GREEDY, "mine"))
+        return await last(slow_llm.generate([2], GREEDY, "mine"))
 
     output = run(work())
     assert (output.request_id, len(output.outputs[0].token_ids)) == ("mine", 20)
-    assert llm.is_running
+    assert slow_llm.is_running
 
 
-def test_an_aborted_request_gives_out_what_it_has(llm: AsyncLLM) -> None:
+def test_an_aborted_request_gives_out_what_it_has(slow_llm: AsyncLLM) -> None:
     async def work() -> RequestOutput:
-        outputs = llm.generate([1], ENDLESS, "mine")
+        outputs = slow_llm.generate([1], ENDLESS, "mine")
         await anext(outputs)
-        await llm.abort("mine")
-        await llm.abort("nobody's")
+        await slow_llm.abort("mine")
+        await slow_llm.abort("nobody's")
         return await last(outputs)
 
     output = run(work())
@@ -113,14 +121,14 @@ def test_an_aborted_request_gives_out_what_it_has(llm: AsyncLLM) -> None:
     assert 0 < len(output.outputs[0].token_ids) < 4000
 
 
-def test_a_cancelled_task_leaves_the_others_alone(llm: AsyncLLM) -> None:
+def test_a_cancelled_task_leaves_the_others_alone(slow_llm: AsyncLLM) -> None:
     async def work() -> RequestOutput:
-        task = asyncio.create_task(last(llm.generate([1], ENDLESS)))
-        await anext(llm.generate([5], GREEDY))
+        task = asyncio.create_task(last(slow_llm.generate([1], ENDLESS)))
+        await anext(slow_llm.generate([5], GREEDY))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return await last(llm.generate([2], GREEDY))
+        return await last(slow_llm.generate([2], GREEDY))
 
     assert run(work()).finished
 
@@ -142,7 +150,7 @@ def test_a_wrong_prompt_is_refused_and_a_late_request_fails(llm: AsyncLLM) -> No
 
 def test_after_the_end_whatever_runs_fails_and_nothing_is_taken(checkpoint: Path) -> None:
     async def work() -> None:
-        async with AsyncLLM(str(checkpoint), runner="simulated", step_ms=1.0) as llm:
+        async with AsyncLLM(str(checkpoint), runner="simulated", step_ms=50.0) as llm:
             outputs = llm.generate([1], ENDLESS)
             await anext(outputs)
             await asyncio.to_thread(llm.shutdown)
@@ -219,7 +227,7 @@ def test_a_wrong_prompt_among_several_is_named_and_ends_the_others(llm: AsyncLLM
 
 def test_an_aborted_prompt_has_no_vector(checkpoint: Path) -> None:
     async def work() -> None:
-        async with AsyncLLM(str(checkpoint), runner="simulated", step_ms=1.0, max_num_seqs=1) as llm:
+        async with AsyncLLM(str(checkpoint), runner="simulated", step_ms=50.0, max_num_seqs=1) as llm:
             running = llm.generate([1], ENDLESS)
             await anext(running)  # the one slot is taken
             task = asyncio.ensure_future(anext(llm.encode([2], request_id="mine")))

@@ -217,9 +217,9 @@ def test_a_slow_client_takes_bounded_memory_and_gets_everything(launch: Callable
 
     gateway.pipeline.script = script
     client = open_stream(gateway)
-    eventually(lambda: gateway.service.stats.num_slow_clients > 0, 30)
+    eventually(lambda: gateway.service.stats.num_slow_clients > 0)
     (request,) = gateway.pipeline.wait_for()
-    eventually(lambda: len(served) == 2000, 30)
+    eventually(lambda: len(served) == 2000)
     # Kept: what the socket holds and the backlog. All else was let go.
     assert gateway.service.stats.num_rows < 2000
     request.row("", finish=STOP)
@@ -298,8 +298,8 @@ def test_a_gateway_without_a_server_waits_and_says_so() -> None:
     pipeline = ScriptedPipeline(bus)
     bus.stop()
     gateway = RunningGateway(bus, pipeline, GatewayService(GatewaySettings(http_address="127.0.0.1:0"), bus))
-    threading.Timer(0.3, bus.start).start()
     began_s = time.monotonic()
+    threading.Timer(0.3, bus.start).start()
     gateway.start()
     try:
         assert time.monotonic() - began_s > 0.25

@@ -135,11 +135,12 @@ def test_a_cancelled_call_cancels_its_request(gateway: RunningGateway, stub: Stu
 
 def test_a_deadline_travels_and_cancels(gateway: RunningGateway, stub: Stub) -> None:
     gateway.pipeline.script = lambda request: None
+    stub.ListModels(inference_pb2.ListModelsCall())  # the connection is there
     with pytest.raises(grpc.RpcError) as caught:
-        list(stub.Generate(call(), timeout=0.5))
+        list(stub.Generate(call(), timeout=5))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     (request,) = gateway.pipeline.wait_for()
-    assert 0 < request.header.deadline_unix_ns - request.header.arrival_unix_ns <= 600_000_000
+    assert 0 < request.header.deadline_unix_ns - request.header.arrival_unix_ns <= 5_100_000_000
     ((request_id, reason),) = gateway.pipeline.cancels()
     assert request_id == request.request_id
     assert reason in (1, 3)  # who notices first, the call or the timer
@@ -185,7 +186,7 @@ def test_a_client_that_does_not_read_is_merged_and_bounded(launch: Callable[...,
     with grpc.insecure_channel(gateway.grpc) as channel:
         stream = Stub(channel).Generate(call())
         assert next(stream).HasField("accepted")
-        eventually(lambda: len(served) == 1500, 30)
+        eventually(lambda: len(served) == 1500)
         (request,) = gateway.pipeline.wait_for()
         request.row("", finish=STOP)
         assert request.retire()

@@ -255,16 +255,20 @@ def test_a_server_that_cannot_be_used_is_told_to_the_operator() -> None:
 
 
 def test_a_client_that_never_reads_does_not_hold_up_the_end(gateway: RunningGateway) -> None:
+    is_sent = threading.Event()
+
     def script(request: Incoming) -> None:
         for _ in range(400):
             request.send(request.row("z" * 16384))
+        is_sent.set()
 
     gateway.pipeline.script = script
     client = socket.create_connection(("127.0.0.1", gateway.service.http_port))
     body = json.dumps({**BODY, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     client.sendall(head % len(body) + body)
-    eventually(lambda: gateway.service.stats.num_slow_clients > 0, 30)
+    eventually(lambda: gateway.service.stats.num_slow_clients > 0)
+    assert is_sent.wait(300)
     gateway.stop.end()
     assert gateway.thread is not None
     looks = 0  # a time in which everything stands still is one

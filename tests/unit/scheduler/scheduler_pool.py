@@ -155,7 +155,7 @@ class Client:
     def __init__(self, bus: MemoryBus) -> None:
         self.bus = bus
         self.connection: Connection = bus.connect()
-        self.connection.call(Hello(b"c" * 16, SessionKind.GATEWAY, "client", "", 60_000))
+        self.connection.call(Hello(b"c" * 16, SessionKind.GATEWAY, "client", "", 600_000))
         self.positions = {bus.keys.tokens(shard): b"0-0" for shard in range(2)}
         self.tokens: dict[tuple[bytes, int], list[int]] = {}
         self.chains: dict[tuple[bytes, int], int] = {}
@@ -167,8 +167,8 @@ class Client:
     def come_back(self) -> None:
         """After an outage, as a gateway that has confirmed its requests."""
         self.connection.reconnect()
-        hello = Hello(b"c" * 16, SessionKind.GATEWAY, "client", "", 60_000, create=False)
-        assert self.connection.execute([hello, Revalidate(b"c" * 16, 60_000)])[1]
+        hello = Hello(b"c" * 16, SessionKind.GATEWAY, "client", "", 600_000, create=False)
+        assert self.connection.execute([hello, Revalidate(b"c" * 16, 600_000)])[1]
 
     def submit(
         self,
@@ -238,7 +238,7 @@ class Client:
         """What was read goes from the logs into checkpoints, as a detokenizer does it; all that there is was read."""
         self.read()
         holder = b"d" * 16
-        self.connection.call(Hello(holder, SessionKind.DETOKENIZER, "d", "", 60_000))
+        self.connection.call(Hello(holder, SessionKind.DETOKENIZER, "d", "", 600_000))
         checkpoints = tuple((request_id, self._checkpoint(request_id)) for request_id in self.opened)
         for shard in range(2):
             self.connection.call(LeaseShard(holder, shard))
@@ -383,5 +383,5 @@ class Worker:
             max_model_len=self.limits.max_model_len,
             home_shard=self.home_shard,
         )
-        connection.call(Hello(self.incarnation, SessionKind.WORKER, self.name, "", 60_000))
+        connection.call(Hello(self.incarnation, SessionKind.WORKER, self.name, "", 600_000))
         return connection.call(RegisterWorker(self.incarnation, self.name, info.SerializeToString()))

@@ -56,7 +56,7 @@ def test_no_steps_are_planned_while_nobody_reads_the_log_and_nothing_is_lost_whe
         length, num_steps = watch(2)  # by then the rows of its last results are written
         assert watch(5) == (length, num_steps)
         holder = b"d" * 16
-        client.connection.call(Hello(holder, SessionKind.DETOKENIZER, "d", "", 60_000))
+        client.connection.call(Hello(holder, SessionKind.DETOKENIZER, "d", "", 600_000))
 
         def have_ended() -> bool:
             client.read()
