@@ -10,7 +10,7 @@ import pytest
 from bench.rig.chaos.killer import Blow
 from bench.rig.chaos.recipes import Recipe, make_recipes
 from bench.rig.chaos.stories import End, Sample, Story
-from bench.rig.chaos.verdict import Model, check_reference, judge, standstills
+from bench.rig.chaos.verdict import BROKEN_WITHIN_S, Model, check_reference, judge, standstills
 
 
 @pytest.fixture
@@ -65,8 +65,9 @@ def test_only_who_cannot_go_on_may_break_and_only_by_the_recent_death_of_its_own
     broken = changed(reference, end=End.BROKEN)
     assert found(reference, broken, death) == (0, 0, 0)
     assert found(reference, broken, replace(death, how="slow")) == (0, 0, 0)
+    late = changed(reference, end=End.BROKEN, ended_s=death.at_s + BROKEN_WITHIN_S + 0.1)
+    assert found(reference, late, death) == (1, 0, 0)
     for blow in (
-        Blow("gateway", "gateway-0", "killed", 0.5),
         Blow("gateway", "gateway-1", "killed", 2.5),
         Blow("gateway", "gateway-0", "paused", 2.5),
     ):
