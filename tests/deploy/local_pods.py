@@ -91,14 +91,14 @@ class LocalPod:
         return self._passes(self.pod.container["livenessProbe"])
 
     def end(self) -> None:
-        """As a kubelet ends it: its hook, SIGTERM, and no kill before its grace is over, or a busy machine's limit."""
+        """As a kubelet ends it: its hook, SIGTERM, and no kill before its grace is over."""
         assert self._process is not None
         hook = self.pod.container.get("lifecycle") or {}
         if command := hook.get("preStop", {}).get("exec", {}).get("command"):
             subprocess.run(command, check=True)
         self._process.terminate()
         grace_s = self.pod.spec.get("terminationGracePeriodSeconds", 30)
-        status = self._process.wait(max(grace_s, LIMIT_S))
+        status = self._process.wait(grace_s)
         assert status == 0, f"{self.name}: status {status}; {self.log[-2000:]}"
 
     def kill(self) -> None:

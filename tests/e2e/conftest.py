@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import scripted_agents
-from served import SIMULATED, Served, write_checkpoint
+from served import CALM_LEASES, SIMULATED, Served, write_checkpoint
 
 from penstock.launcher.layout import BUNDLED_MODEL
 
@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def simulated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Everything but a real model."""
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=1", *SIMULATED)
-    flags += ("--session-ttl-s=15",)  # nobody is thought dead because a machine has others to serve
+    flags += (CALM_LEASES,)
     with Served(tmp_path_factory.mktemp("simulated"), *flags) as served:
         yield served.wait_ready()
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from byte_tokenizer import write_byte_model
-from served import SIMULATED, TWO_GATEWAYS, Served
+from served import CALM_LEASES, SIMULATED, TWO_GATEWAYS, Served
 
 THOUGHT = "now here, now there, " * 20
 CALL = '<tool_call>{"name": "look", "arguments": {"city": "Oslo"}}</tool_call>'
@@ -23,5 +23,5 @@ def serve(checkpoint: Path, directory: Path) -> Served:
     script = checkpoint / "script"
     script.write_text("\n".join(map(json.dumps, SCRIPT)))
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", *TWO_GATEWAYS, "--step-ms=2", *SIMULATED)
-    flags += ("--session-ttl-s=15",)  # nobody is thought dead because a machine has others to serve
+    flags += (CALM_LEASES,)
     return Served(directory, *flags, f"--script={script}")

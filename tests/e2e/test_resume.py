@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -302,14 +303,23 @@ def test_many_clients_of_both_kinds_lose_nothing_with_their_gateway(served: Serv
 def test_a_request_whose_client_stays_away_is_cancelled(hasty: Served, killed: bool) -> None:
     first_url, second_url = hasty.http_urls
     body = BODY | {"max_tokens": ENDLESS_TOKENS}
+    broken_s = 0.0
     with killer(hasty) as kill:
-        heard = begin(first_url, body, RESUMABLE, kill if killed else lambda: None)
+
+        def leave() -> None:
+            nonlocal broken_s
+            broken_s = time.monotonic()
+            if killed:
+                kill()
+
+        heard = begin(first_url, body, RESUMABLE, leave)
 
         def state() -> dict[str, Any]:
             found: dict[str, Any] = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=300).json()
             return found
 
         wait_until(lambda: state()["state"] == "ended", "cancelled")
+        assert time.monotonic() - broken_s >= GRACE_S
         assert state()["error"]["code"] == "cancelled"
         if not killed:
             kill()

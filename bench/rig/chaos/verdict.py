@@ -10,7 +10,7 @@ from bench.rig.chaos.pipeline import SERVER
 from bench.rig.chaos.recipes import Recipe
 from bench.rig.chaos.stories import End, Sample, Story
 
-BROKEN_WITHIN_S = 10.0  # of its gateway's death a stream must have noticed
+BROKEN_WITHIN_S = 2.0  # of its gateway's death a stream must have noticed
 DEADLY = ("killed", "slow")  # blows that leave a gateway no time to end its streams
 _ROUNDING = 1e-5  # of a logprob as JSON has it
 AFTERWARDS_S = 0.5  # how long what was on its way may hide a blow

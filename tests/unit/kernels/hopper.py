@@ -85,7 +85,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch, function: Callable[..., None], *a
     has done that.
     """
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("PYTHONPATH", _FOLDER, prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", _FOLDER, prepend=os.pathsep)  # where the one that is forked imports from
     context = get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     with ProcessPoolExecutor(1, context) as pool:
