@@ -25,14 +25,18 @@ BODY = {"prompt": [1, 2, 3], "max_tokens": 200, "temperature": 0, "ignore_eos": 
 
 @dataclass
 class Gate:
-    """Lets a worker's first steps pass, and the others when the test says so."""
+    """Holds a worker's steps: one passes for each `release`, and all once it is open."""
 
-    opened: threading.Event = field(default_factory=threading.Event)
-    num_free: int = 2
+    steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    is_open: bool = False
 
     def load(self, settings: WorkerSettings) -> LoadedWorker:
         loaded = load_worker(settings)
         return replace(loaded, runner=_Gated(loaded.runner, self))
+
+    def open(self) -> None:
+        self.is_open = True
+        self.steps.release()
 
 
 @dataclass
@@ -45,9 +49,8 @@ class _Gated:
         return self.inner.limits
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        self.gate.num_free -= 1
-        if self.gate.num_free < 0:
-            self.gate.opened.wait(LIMIT_S)
+        if not self.gate.is_open:
+            self.gate.steps.acquire(timeout=LIMIT_S)
         return self.inner.launch(plan)
 
     def close(self) -> None:
@@ -84,6 +87,8 @@ def test_what_the_pool_does_is_told_under_the_names_of_vllm(checkpoint: Path) ->
         def is_busy() -> bool:
             told = samples(pipeline)
             running, waiting = told["vllm:num_requests_running"][1], told["vllm:num_requests_waiting"][1]
+            if running + waiting == len(clients) and running < 2:
+                gate.steps.release()  # what was planned before the others came must be done before they are planned
             return (running, waiting) == (2, 1) and 0 < told["vllm:kv_cache_usage_perc"][1] < 1
 
         wait_until(is_busy, LIMIT_S)
@@ -91,7 +96,7 @@ def test_what_the_pool_does_is_told_under_the_names_of_vllm(checkpoint: Path) ->
         assert told["vllm:num_requests_running"][0] == {"model_name": "story"}
         labels, value = told["vllm:cache_config_info"]
         assert (labels, value) == ({"block_size": str(BLOCK_SIZE), "num_gpu_blocks": str(NUM_BLOCKS)}, 1)
-        gate.opened.set()
+        gate.open()
         for client in clients:
             client.join()
         wait_until(lambda: samples(pipeline)["vllm:num_requests_running"][1] == 0, LIMIT_S)
