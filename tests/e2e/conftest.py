@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import scripted_agents
-from served import CALM_LEASES, SIMULATED, Served, write_checkpoint
+from served import CALM_LEASES, LONG_MODEL_LEN, SIMULATED, Served, write_checkpoint
 
 from penstock.launcher.layout import BUNDLED_MODEL
 
@@ -19,9 +19,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def simulated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def long_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose streams may be of `ENDLESS_TOKENS`."""
+    directory = tmp_path_factory.mktemp("long-model")
+    write_checkpoint(directory, LONG_MODEL_LEN)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def simulated(long_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Everything but a real model."""
-    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=1", *SIMULATED)
+    flags = (f"--model={long_checkpoint}", "--served-model-name=simulated", "--step-ms=1", *SIMULATED)
     flags += (CALM_LEASES,)
     with Served(tmp_path_factory.mktemp("simulated"), *flags) as served:
         yield served.wait_ready()

@@ -26,12 +26,14 @@ TWO_GATEWAYS = ("--gateways=2", "--orphan-grace-s=600", "--resume-grace-s=600")
 SIMULATED = ("--runner=simulated", "--num-blocks=2048", "--max-num-seqs=64")
 VOCAB_SIZE = 300
 EOS = 256
+LONG_MODEL_LEN = 32_768
+ENDLESS_TOKENS = 32_000  # of a stream that must not end before a machine has done what a test does meanwhile
 SERVER = "server"  # what the launcher calls the embedded Valkey
 
 
-def write_checkpoint(directory: Path) -> None:
+def write_checkpoint(directory: Path, max_model_len: int = 4096) -> None:
     """A model for the simulated runner: a token for each byte, and a chat template."""
-    write_byte_model(directory, vocab_size=VOCAB_SIZE, max_model_len=4096, chats=True)
+    write_byte_model(directory, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, chats=True)
 
 
 def expected(prompt_ids: list[int], count: int) -> list[int]:

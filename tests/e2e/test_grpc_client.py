@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from served import Served, expected, wait_until
+from served import ENDLESS_TOKENS, LONG_MODEL_LEN, Served, expected, wait_until
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
@@ -64,7 +64,7 @@ def test_all_parameters_arrive(client: Client) -> None:
         (ErrorCode.INVALID_ARGUMENT, "", GREEDY, ""),
         (ErrorCode.INVALID_ARGUMENT, [1_000_000], GREEDY, ""),
         (ErrorCode.MODEL_NOT_FOUND, "abc", GREEDY, "another"),
-        (ErrorCode.CONTEXT_LENGTH_EXCEEDED, [1] * 5000, GREEDY, ""),
+        (ErrorCode.CONTEXT_LENGTH_EXCEEDED, [1] * (LONG_MODEL_LEN + 1), GREEDY, ""),
     ],
     ids=["empty", "out of vocabulary", "unknown model", "too long"],
 )
@@ -79,7 +79,7 @@ def test_errors_keep_their_code(
 
 def test_a_deadline_ends_a_request(client: Client) -> None:
     with pytest.raises(PenstockError) as caught:
-        client.complete(PROMPT, SamplingParams(max_tokens=4000, ignore_eos=True), timeout_s=0.5)
+        client.complete(PROMPT, SamplingParams(max_tokens=ENDLESS_TOKENS, ignore_eos=True), timeout_s=0.5)
     assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
 
 
@@ -88,7 +88,7 @@ def running(client: Client) -> float:
 
 
 def test_closing_the_iterator_cancels(client: Client) -> None:
-    events = client.generate(PROMPT, SamplingParams(max_tokens=4000, ignore_eos=True))
+    events = client.generate(PROMPT, SamplingParams(max_tokens=ENDLESS_TOKENS, ignore_eos=True))
     assert isinstance(next(events), Accepted)
     assert isinstance(next(events), Delta)
     events.close()
@@ -96,7 +96,7 @@ def test_closing_the_iterator_cancels(client: Client) -> None:
 
 
 def test_cancel_by_id_ends_the_stream_of_another_call(client: Client) -> None:
-    events = client.generate(PROMPT, SamplingParams(max_tokens=4000, ignore_eos=True))
+    events = client.generate(PROMPT, SamplingParams(max_tokens=ENDLESS_TOKENS, ignore_eos=True))
     accepted = next(events)
     assert isinstance(accepted, Accepted)
     next(events)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
-from served import Served
+from served import LONG_MODEL_LEN, Served
 
 CHAT = [{"role": "user", "content": "hello"}]
 
@@ -101,7 +101,7 @@ def test_logprobs_have_as_many_alternatives_as_asked_for(client: openai.OpenAI) 
         (openai.BadRequestError, {"n": 100000}),
         (openai.BadRequestError, {"messages": []}),
         (openai.BadRequestError, {"messages": [{"role": "user"}]}),
-        (openai.BadRequestError, {"messages": [{"role": "user", "content": "x" * 5000}]}),
+        (openai.BadRequestError, {"messages": [{"role": "user", "content": "x" * LONG_MODEL_LEN}]}),
         (openai.BadRequestError, {"logprobs": True, "top_logprobs": 1000}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "-".join(value),

@@ -15,14 +15,13 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from served import LIMIT_S, SIMULATED, TWO_GATEWAYS, Served, expected, is_running, wait_until
+from served import ENDLESS_TOKENS, LIMIT_S, SIMULATED, TWO_GATEWAYS, Served, expected, is_running, wait_until
 
 from contract.domain.params import SamplingParams
 from penstock.client import Accepted, Client, Delta
 from penstock.v1 import inference_pb2, inference_pb2_grpc
 
 NUM_TOKENS = 500
-ENDLESS_TOKENS = 4000
 GRACE_S = 3.0
 BODY = {
     "model": "simulated",
@@ -47,9 +46,9 @@ def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def hasty(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def hasty(long_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A pipeline that soon gives a request up whose client stays away."""
-    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=5", *SIMULATED)
+    flags = (f"--model={long_checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=5", *SIMULATED)
     graces = (f"--resume-grace-s={GRACE_S}", f"--orphan-grace-s={GRACE_S}")
     with Served(tmp_path_factory.mktemp("hasty"), *flags, *graces) as served:
         yield served.wait_ready()

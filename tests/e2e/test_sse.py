@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 from naive_client import naive_events
-from served import Served, wait_until
+from served import ENDLESS_TOKENS, Served, wait_until
 
 
 def test_events_are_lines_of_json_and_the_last_says_done(simulated: Served) -> None:
@@ -40,7 +40,7 @@ def test_a_client_that_knows_nothing_but_data_reads_every_event(
 
 
 def test_text_comes_token_by_token_and_not_at_the_end(simulated: Served) -> None:
-    body = {"model": "simulated", "prompt": "abc", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    body = {"model": "simulated", "prompt": "abc", "max_tokens": ENDLESS_TOKENS, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=300) as reply:
         lines = reply.iter_lines()
         first = next(line for line in lines if line.startswith("data: "))
@@ -51,7 +51,7 @@ def test_text_comes_token_by_token_and_not_at_the_end(simulated: Served) -> None
 
 
 def test_a_client_that_leaves_frees_what_its_request_held(simulated: Served) -> None:
-    body = {"model": "simulated", "prompt": "abc", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    body = {"model": "simulated", "prompt": "abc", "max_tokens": ENDLESS_TOKENS, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=300) as reply:
         next(reply.iter_lines())
 
