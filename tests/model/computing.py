@@ -206,6 +206,9 @@ class PlanningScheduler(SchedulerProcess):
             yield Move(f"{self.name}: hands its requests to others", self.anew(me), changed)
         epoch = me.epoch
         if epoch is not None:
+            if epoch.unsent:
+                yield self._send(me, pool, epoch, "sends its plan again")
+                return
             if entry := next_entry(self.pool, pool, self.pool.keys.results(NAME), epoch.position):
                 yield Move(f"{self.name}: reads a result", self._received(me, epoch, entry), pool)
             elif epoch.planned is None:
@@ -266,15 +269,16 @@ class PlanningScheduler(SchedulerProcess):
             return
         step = epoch.step + 1
         plan = encode_plan(self._step_plan(step, request_id, samples, sequence), self.sid(me), epoch.incarnation, 0)
+        planned = epoch._replace(step=step, planned=(request_id, sequence), unsent=plan)
+        yield self._send(me, pool, planned, f"plans step {step}")
+
+    def _send(self, me: SchedulerState, pool: int, epoch: Epoch, what: str) -> Move:
+        """The epoch's plan, and the rows that wait, in one commit."""
         rows = tuple((SHARD, row) for row in me.unsent)
-        done, changed = self.pool.call(pool, Commit(self.sid(me), rows, NAME, plan))
-        after = me._replace(epoch=epoch._replace(step=step, planned=(request_id, sequence)), unsent=())
-        yield Move(
-            f"{self.name}: plans step {step}" + ("" if done else ", is fenced"),
-            after if done else self.fenced(me),
-            changed,
-            if_lost=self.disconnected(me),  # the same plan is sent again
-        )
+        done, changed = self.pool.call(pool, Commit(self.sid(me), rows, NAME, epoch.unsent))
+        sent = me._replace(epoch=epoch._replace(unsent=b""), unsent=()) if done else self.fenced(me)
+        name = f"{self.name}: {what}" + ("" if done else ", is fenced")
+        return Move(name, sent, changed, if_lost=self.disconnected(me._replace(epoch=epoch)))
 
     def _step_plan(self, step: int, request_id: bytes, samples: Samples, sequence: int) -> StepPlan:
         token_ids = np.array((*_PROMPT, *samples[sequence].token_ids), np.uint32)

@@ -222,6 +222,16 @@ RULES = [
         Space("", tokenizers=2, max_tokens=1),
         Cut("if request[1] ~= 'PROMPT' then", "if not request[1] or request[1] == 'ENDED' then"),
     ),
+    Rule(
+        "registering ends a pairing",
+        Space("", workers=1, max_tokens=1, is_warm=True, faults=Faults(lost_replies=1)),
+        Cut(
+            "redis.call('HDEL', key, 'owner')\n  redis.call('SADD'",
+            "if redis.call('HGET', key, 'incarnation') ~= sid then\n    redis.call('HDEL', key, 'owner')\n  end\n"
+            "  redis.call('SADD'",
+        ),
+        reason="no end can be reached",
+    ),
     Rule("first take, then load", _TAKE_OVER, processes={SessionKind.SCHEDULER: _ReadsBeforeItTakes}),
     Rule("checkpoint and log in one read", _COMPACTION, processes={SessionKind.SCHEDULER: _ReadsTwice}),
     Rule(

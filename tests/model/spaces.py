@@ -77,6 +77,21 @@ SPACES = [
         mortal=named("worker0"),
     ),
     Space(
+        "workers and schedulers lose replies",
+        workers=1,
+        schedulers=2,
+        max_tokens=2,
+        is_warm=True,
+        faults=Faults(lost_replies=1),
+    ),
+    Space(
+        "a worker outlives a server that restarts",
+        workers=1,
+        max_tokens=1,
+        is_warm=True,
+        faults=Faults(restarts=1),
+    ),
+    Space(
         "worker twins",
         workers=2,
         max_tokens=1,

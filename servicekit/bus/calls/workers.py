@@ -12,7 +12,7 @@ from servicekit.bus.keys import MODEL_BYTES
 class RegisterWorker(Call[bytes]):
     """A worker's session (its incarnation) takes its name; answers the last id of `steps:{worker}` to read after.
 
-    Another incarnation's pairing ends by that. Empty: fenced.
+    A pairing ends by that, the same incarnation's too. Empty: fenced.
     """
 
     sid: bytes

@@ -18,9 +18,8 @@ local function register_worker(keys, args)
     return ''
   end
   local key = prefix .. '@worker@' .. worker
-  if redis.call('HGET', key, 'incarnation') ~= sid then
-    redis.call('HDEL', key, 'owner')
-  end
+  -- Also of the same incarnation: it will not read the plans that its scheduler has sent it until now.
+  redis.call('HDEL', key, 'owner')
   redis.call('SADD', prefix .. '@workers@', worker)
   redis.call('HSET', key, 'incarnation', sid, 'info', info, 'model', model)
   raise(prefix, 'w' .. worker)

@@ -77,12 +77,15 @@ def test_a_dead_or_unknown_worker_cannot_be_paired(flow: Flow) -> None:
     assert flow.connection.call(Pair(scheduler, "w")) is None
 
 
-def test_a_new_incarnation_ends_the_pairing(flow: Flow) -> None:
+def test_registering_ends_the_pairing_as_no_plan_of_it_is_read(flow: Flow) -> None:
     old, new, scheduler = flow.session(SessionKind.WORKER), flow.session(SessionKind.WORKER), flow.session()
     flow.connection.call(RegisterWorker(old, "w", b"old"))
     flow.connection.call(Pair(scheduler, "w"))
-    flow.connection.call(RegisterWorker(old, "w", b"again"))
-    assert flow.connection.call(ListWorkers())[0].owner == scheduler, "the same incarnation asked twice"
+    flow.connection.call(Commit(scheduler, (), "w", b"the first plan"))
+    sent = flow.entries(flow.bus.keys.steps("w"))[-1].entry_id
+    assert flow.connection.call(RegisterWorker(old, "w", b"again")) == sent
+    assert flow.connection.call(ListWorkers()) == [WorkerEntry("w", old, alive=True, info=b"again", owner=None)]
+    flow.connection.call(Pair(scheduler, "w"))
     flow.connection.call(RegisterWorker(new, "w", b"new"))
     assert flow.connection.call(ListWorkers()) == [WorkerEntry("w", new, alive=True, info=b"new", owner=None)]
     flow.connection.call(Leave(old))
