@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -278,11 +278,45 @@ def callable_address(address: str) -> str:
 
 
 def check_free(children: Iterable[Child]) -> None:
-    """Makes sure that nobody listens where the gateways are to: whoever answers there would be taken for them.
+    """Makes sure that nobody listens where services are to: whoever answers there would be taken for them.
 
     Raises:
         PenstockError: INTERNAL (the operator's fault): a port is taken, or the address is not one of this machine.
     """
+    _bound(children).close()
+
+
+def hold_ports(children: Iterable[Child]) -> ExitStack:
+    """As `check_free`, and until it is closed nobody else finds these ports free, before a service listens and while
+    it is started again. On Linux; elsewhere no service could listen on a port that is held.
+
+    Raises:
+        PenstockError: see `check_free`.
+    """
+    held = _bound(children)
+    if sys.platform != "linux":
+        held.close()
+    return held
+
+
+def _bound(children: Iterable[Child]) -> ExitStack:
+    """Sockets that are bound to all addresses of services, and do not listen."""
+    with ExitStack() as stack:
+        for address, what, name in _addresses(children):
+            host, port = split_address(address)
+            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            # Servers have it as well: of two sockets that have it, one may listen where the other is bound.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                message = f"{name} cannot listen on {address} ({error}): choose another --{what}"
+                raise PenstockError(ErrorCode.INTERNAL, message) from error
+        return stack.pop_all()
+
+
+def _addresses(children: Iterable[Child]) -> Iterator[tuple[str, str, str]]:
+    """Where services listen, the flag that decides it, and who it is."""
     for child in children:
         inner = "first-port"
         grpc_port = "grpc-port" if child.http_address else inner
@@ -292,19 +326,8 @@ def check_free(children: Iterable[Child]) -> None:
             (inner, child.metrics_address),
             (inner, child.health_address),
         ):
-            if not address:
-                continue
-            host, port = split_address(address)
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            with socket.socket(family) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((host, port))
-                except OSError as error:
-                    raise PenstockError(
-                        ErrorCode.INTERNAL,
-                        f"{child.name} cannot listen on {address} ({error}): choose another --{what}",
-                    ) from error
+            if address:
+                yield address, what, child.name
 
 
 def ports_from(first: int, count: int) -> list[int]:

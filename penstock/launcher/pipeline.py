@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.launcher.death_report import tell_dead
-from penstock.launcher.layout import KINDS, Child, Launch, check_free, children
+from penstock.launcher.layout import KINDS, Child, Launch, children, hold_ports
 from penstock.launcher.metrics import open_endpoint
 from penstock.launcher.output import Output
 from penstock.launcher.replica import Replica
@@ -55,7 +55,7 @@ class Pipeline:
         with ExitStack() as stack:
             url = self._launch.redis_url or self._start_server(stack)
             made = children(self._launch, url, self._make_token(stack))
-            check_free(made)
+            stack.enter_context(hold_ports(made))
             bus, pause_s = open_bus(url, self._launch.pool), self._launch.settings.max_restart_pause_s
             self._replicas = [Replica(child, self._output, pause_s, partial(tell_dead, bus)) for child in made]
             if port := self._launch.settings.metrics_port:

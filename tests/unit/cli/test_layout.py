@@ -1,11 +1,21 @@
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from contract.domain.errors import PenstockError
 from penstock.launcher import layout
-from penstock.launcher.layout import BUNDLED_NAME, Child, Launch, callable_address, children, free_ports, parse
+from penstock.launcher.layout import (
+    BUNDLED_NAME,
+    Child,
+    Launch,
+    callable_address,
+    children,
+    free_ports,
+    hold_ports,
+    parse,
+)
 from servicekit.bus.calls import SessionKind
 
 URL = "unix:///tmp/server.sock"
@@ -156,6 +166,19 @@ def test_a_port_that_somebody_has_is_not_free() -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)):
         assert port not in free_ports(50)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no service could listen on a port that is held")
+def test_ports_that_are_held_are_found_by_nobody_else_and_services_listen_there() -> None:
+    made = children(launch("--port=0", "--grpc-port=0"), URL)
+    held = {int(child.grpc_address.rpartition(":")[2]) for child in made}
+    with hold_ports(made):
+        assert not held & set(free_ports(50))
+        for port in held:
+            socket.create_server(("127.0.0.1", port)).close()
+        with pytest.raises(OSError, match="in use"), socket.socket() as other:
+            other.bind(("127.0.0.1", min(held)))
+    assert held & set(free_ports(50))
 
 
 @pytest.mark.parametrize("first_ephemeral", [0, layout.FIRST_PORT + 3])
