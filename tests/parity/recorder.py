@@ -8,7 +8,7 @@ import numpy as np
 from contract.domain.plan import StepPlan, StepResult
 from worker_svc.core.interface import Limits, PendingStep, Runner
 
-GATE_TIMEOUT_S = 180.0
+GATE_TIMEOUT_S = 600.0
 
 
 def open_gate() -> threading.Event:

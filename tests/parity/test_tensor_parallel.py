@@ -33,7 +33,7 @@ NAMES = (
     *("deepseek_v2_whole_queries", "deepseek_v3_biases", "llama4_chunks_and_temperature", "llama4_some_dense"),
     *("qwen3_next_states", "qwen3_next_some_dense", "qwen3_5_states", "qwen3_5_moe_states"),
 )
-LIMIT_S = 300
+LIMIT_S = 1200
 OPENS, CLOSES = 1, 2  # tokens that no prompt has otherwise
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 

@@ -34,8 +34,8 @@ from worker_svc.service import WorkerService
 from worker_svc.settings import WorkerSettings
 
 T = TypeVar("T")
-READY_TIMEOUT_S = 180.0
-END_TIMEOUT_S = 180.0
+READY_TIMEOUT_S = 900.0
+END_TIMEOUT_S = 900.0
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -133,10 +133,14 @@ class Pipeline:
         load: Callable[[WorkerSettings], LoadedWorker] = load_worker,
     ) -> None:
         self.bus = bus or MemoryBus()
-        name, every = str(model), every or {}
-        vocabulary = load_vocabulary(name, max_model_len=(worker or {}).get("max_model_len"))
+        name = str(model)
+        # All services share a process that may stand still for seconds: none is to be taken for dead or hung.
+        every = {"session_ttl_s": 15.0, **(every or {})}
+        worker = {"step_timeout_s": 300.0, **(worker or {})}
+        gateway = {"outage_patience_s": 60.0, **(gateway or {})}
+        vocabulary = load_vocabulary(name, max_model_len=worker.get("max_model_len"))
         self.scheduler = SchedulerService(SchedulerSettings(name="scheduler", **every | (scheduler or {})), self.bus)
-        self.worker = WorkerService(WorkerSettings(name="worker", model=name, **every | (worker or {})), self.bus, load)
+        self.worker = WorkerService(WorkerSettings(name="worker", model=name, **every | worker), self.bus, load)
         self.detokenizer = DetokenizerService(
             DetokenizerSettings(name="detokenizer", model=name, **every), self.bus, vocabulary.tokenizer
         )
@@ -147,7 +151,7 @@ class Pipeline:
             vocabulary,
         )
         self.gateway = GatewayService(
-            GatewaySettings(name="gateway", http_address="127.0.0.1:0", **every | (gateway or {})), self.bus
+            GatewaySettings(name="gateway", http_address="127.0.0.1:0", **every | gateway), self.bus
         )
         self._exits = ExitStack()
         self.running = [

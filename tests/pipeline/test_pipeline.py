@@ -23,7 +23,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 @pytest.fixture(scope="module")
 def pipeline(checkpoint: Path) -> Iterator[Pipeline]:
     worker = {"runner": "simulated", "step_ms": 1.0, "block_size": 4, "num_blocks": 400, "max_num_seqs": 32}
-    with Pipeline(checkpoint, worker=worker) as pipeline:
+    every = {"session_ttl_s": 6.0}  # so that services tell their state each second
+    with Pipeline(checkpoint, worker=worker, every=every) as pipeline:
         yield pipeline
 
 
@@ -156,12 +157,12 @@ def test_a_request_can_be_followed_by_its_id_through_the_logs_of_all_services(
 
 
 def test_the_pipeline_shows_all_services_and_their_hops(pipeline: Pipeline) -> None:
-    pipeline.client.complete([1], GREEDY)
-    wait_until(
-        lambda: (
-            {hop.hop for each in pipeline.client.pipeline().sessions for hop in each.status.hops if hop.rate}
-            >= {"prompts", "requests", "steps", "results", "tokens", "text"}
-        )
-    )
+    def are_shown() -> bool:
+        pipeline.client.complete([1], GREEDY)  # again: a rate is of the last seconds
+        sessions = pipeline.client.pipeline().sessions
+        hops = {hop.hop for each in sessions for hop in each.status.hops if hop.rate}
+        return hops >= {"prompts", "requests", "steps", "results", "tokens", "text"}
+
+    wait_until(are_shown)
     kinds = {session.kind for session in pipeline.client.pipeline().sessions}
     assert kinds == {"gateway", "tokenizer", "scheduler", "worker", "detokenizer"}

@@ -12,6 +12,7 @@ import pytest
 from byte_tokenizer import write_byte_model
 from in_memory import Pipeline, wait_until
 from watched_bus import WatchedBus
+from worker_gate import Gate
 
 from contract.domain.params import SamplingParams
 from gateway_svc.core.backlog import LOGPROB_BYTES, ROW_BYTES
@@ -111,15 +112,20 @@ def test_a_client_that_does_not_read_costs_nobody_anything_and_gets_all_of_it_la
 def test_a_detokenizer_that_stands_still_stops_the_steps_and_loses_nothing(
     long_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bus = WatchedBus()
-    with Pipeline(long_model, bus=bus, worker=WORKER, scheduler={"max_log_backlog": 300}) as pipeline:
-        is_running = threading.Event()
+    bus, gate = WatchedBus(), Gate()
+    every = {"session_ttl_s": 300.0}  # who is held is not taken for dead
+    scheduler = {"max_log_backlog": 300}
+    with Pipeline(long_model, bus=bus, worker=WORKER, scheduler=scheduler, every=every, load=gate.load) as pipeline:
+        is_running, is_held = threading.Event(), threading.Event()
         is_running.set()
         detokenizer, connection = pipeline.detokenizer, bus.connect()
         turn = detokenizer._turn
 
         def held(*arguments: Any) -> None:
+            if not is_running.is_set():
+                is_held.set()
             is_running.wait()
+            detokenizer._keep_at_s = 0.0  # it tells at once how far it has read, so that steps go on
             turn(*arguments)
 
         monkeypatch.setattr(detokenizer, "_turn", held)
@@ -129,6 +135,8 @@ def test_a_detokenizer_that_stands_still_stops_the_steps_and_loses_nothing(
             pending = [pool.submit(pipeline.client.complete, prompt, params) for prompt in prompts]
             wait_until(lambda: len(pipeline.scheduler.list_requests()) == 20)
             is_running.clear()
+            assert is_held.wait(300)
+            gate.open()
             logs = [bus.keys.tokens(shard) for shard in range(4)]
 
             def watch(times: int) -> list[int]:
@@ -143,4 +151,4 @@ def test_a_detokenizer_that_stands_still_stops_the_steps_and_loses_nothing(
             assert watch(5) == lengths
             is_running.set()
             for prompt, each in zip(prompts, pending, strict=True):
-                assert each.result(300).outputs[0].token_ids == expected(prompt, 1500)
+                assert each.result(900).outputs[0].token_ids == expected(prompt, 1500)

@@ -1,7 +1,6 @@
 """With `--metrics-aliases vllm` a gateway tells of the whole pool under vLLM's names, and without it does not."""
 
 import threading
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -9,52 +8,15 @@ import pytest
 from in_memory import Pipeline, wait_until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from worker_gate import Gate
 
-from contract.domain.plan import StepPlan
 from gateway_svc.settings import GatewaySettings
 from servicekit.settings import load
-from worker_svc.core.interface import Limits, PendingStep, Runner
-from worker_svc.loading import LoadedWorker, load_worker
-from worker_svc.settings import WorkerSettings
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 16
 WORKER = {"runner": "simulated", "step_ms": 1.0, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_num_seqs": 2}
 LIMIT_S = 300
 BODY = {"prompt": [1, 2, 3], "max_tokens": 200, "temperature": 0, "ignore_eos": True}
-
-
-@dataclass
-class Gate:
-    """Holds a worker's steps: one passes for each `release`, and all once it is open."""
-
-    steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    is_open: bool = False
-
-    def load(self, settings: WorkerSettings) -> LoadedWorker:
-        loaded = load_worker(settings)
-        return replace(loaded, runner=_Gated(loaded.runner, self))
-
-    def open(self) -> None:
-        self.is_open = True
-        self.steps.release()
-
-
-@dataclass
-class _Gated:
-    inner: Runner
-    gate: Gate
-
-    @property
-    def limits(self) -> Limits:
-        return self.inner.limits
-
-    def launch(self, plan: StepPlan) -> PendingStep:
-        if not self.gate.is_open:
-            self.gate.steps.acquire(timeout=LIMIT_S)
-        return self.inner.launch(plan)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def samples(pipeline: Pipeline) -> dict[str, tuple[dict[str, str], float]]:
@@ -75,8 +37,8 @@ def samples(pipeline: Pipeline) -> dict[str, tuple[dict[str, str], float]]:
 
 def test_what_the_pool_does_is_told_under_the_names_of_vllm(checkpoint: Path) -> None:
     gateway = {"metrics_aliases": "vllm", "served_model_name": ("story",)}
-    gate = Gate()
-    with Pipeline(checkpoint, worker=WORKER, gateway=gateway, load=gate.load) as pipeline:
+    gate, every = Gate(), {"session_ttl_s": 6.0}  # so that services tell their state each second
+    with Pipeline(checkpoint, worker=WORKER, gateway=gateway, every=every, load=gate.load) as pipeline:
         url = f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/completions"
         clients = [
             threading.Thread(target=httpx.post, args=(url,), kwargs={"json": BODY, "timeout": 300}) for _ in range(3)
@@ -87,9 +49,12 @@ def test_what_the_pool_does_is_told_under_the_names_of_vllm(checkpoint: Path) ->
         def is_busy() -> bool:
             told = samples(pipeline)
             running, waiting = told["vllm:num_requests_running"][1], told["vllm:num_requests_waiting"][1]
-            if running + waiting == len(clients) and running < 2:
-                gate.steps.release()  # what was planned before the others came must be done before they are planned
-            return (running, waiting) == (2, 1) and 0 < told["vllm:kv_cache_usage_perc"][1] < 1
+            if (running, waiting) == (2, 1):
+                return 0 < told["vllm:kv_cache_usage_perc"][1] < 1
+            # Once all have come: who came later is planned after the steps that were planned before, and told of then.
+            if running + waiting >= len(clients):
+                gate.let_one_pass()
+            return False
 
         wait_until(is_busy, LIMIT_S)
         told = samples(pipeline)

@@ -68,7 +68,7 @@ def test_a_pipeline_is_ready_when_it_invites() -> None:
 def test_answers_of_a_child_that_fails_are_kept() -> None:
     program = "from bench.rig.children import answer; import sys; answer(row='a'); sys.exit('broken')"
     with pytest.raises(ChildError, match=r"ended with 1: .*broken") as caught:
-        ask([sys.executable, "-c", program], {}, 30.0)
+        ask([sys.executable, "-c", program], {}, 300.0)
     assert caught.value.answers == [{"row": "a"}]
 
 

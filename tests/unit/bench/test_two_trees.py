@@ -34,7 +34,7 @@ def test_the_ratio_is_that_of_a_round_and_not_of_medians() -> None:
 
 
 def test_this_checkout_can_be_measured() -> None:
-    turn = two_trees.measure(Path(__file__).parents[3], 4, 60, 0.002)
+    turn = two_trees.measure(Path(__file__).parents[3], 4, 500, 0.002)
     assert turn.loop > 0
     assert turn.ratio > 0
     assert set(turn.pipeline.cpu_us) <= {"scheduler", "worker", "server"}

@@ -46,7 +46,8 @@ def server(*replies: list[dict[str, object]]) -> Iterator[str]:
     ids=["told", "not told", "told later"],
 )
 def test_the_tokenizer_is_that_of_the_checkpoint_that_the_server_tells(
-    replies: list[list[dict[str, object]]], found: tuple[str, str]
+    replies: list[list[dict[str, object]]], found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.benchmark.serve._ROOT_WAIT_S", 300.0)
     with server(*replies) as url:
         assert _look(argparse.Namespace(base_url=url, api_key=None, model=None, tokenizer="")) == found

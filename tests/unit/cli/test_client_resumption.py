@@ -236,7 +236,11 @@ def test_a_client_that_was_not_asked_to_does_not(serve: Callable[[Gateway], str]
 
 
 @pytest.mark.parametrize("kind", ["blocking", "awaiting"])
-def test_who_closes_a_resumable_request_cancels_it(serve: Callable[[Gateway], str], kind: str) -> None:
+def test_who_closes_a_resumable_request_cancels_it(
+    serve: Callable[[Gateway], str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for client in ("synchronous", "asynchronous"):  # a cancel that a slow server does not hear in time is let go
+        monkeypatch.setattr(f"penstock.client.{client}.CANCEL_S", 300.0)
     gateway = Gateway(([ACCEPTED, delta(0, 1), delta(1, 2)], None))
     address = serve(gateway)
     if kind == "blocking":

@@ -222,7 +222,7 @@ def test_a_server_that_is_not_there_or_is_silent_is_a_sentence(capsys: pytest.Ca
 
 def test_an_answer_that_lasts_too_long_is_given_up(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     server = serve(Answer(repeat(event(choices=[{"index": 0, "text": "on"}]))))
-    assert main(["complete", "--base-url", server.url, "--timeout-s=0.5", "zero"]) == 1
+    assert main(["complete", "--base-url", server.url, "--model=m", "--timeout-s=0.5", "zero"]) == 1
     assert "no whole answer within --timeout-s 0.5" in capsys.readouterr().err
     assert server.left.wait(300)
 
@@ -248,8 +248,9 @@ def test_ctrl_c_stops_an_answer_and_what_was_said_counts(
 
 
 def test_https_trusts_the_named_authority_and_shows_the_named_certificate(
-    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("penstock.cli.answers._CONNECT_TIMEOUT_S", 300.0)  # the greeting of TLS belongs to it
     ours, clients = trustme.CA(), trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.issue_cert("127.0.0.1").configure_cert(context)

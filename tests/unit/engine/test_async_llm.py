@@ -1,6 +1,7 @@
 """AsyncLLM: what `LLM` answers, to coroutines that come and go."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +49,24 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, LIMIT_S))
 
 
+@pytest.fixture
+def first_is_read(slow_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """After the first step that gives something out, the next ones wait until this is set."""
+    is_read, has_output = threading.Event(), False
+    engine = slow_llm._llm.llm_engine
+    step = engine.step
+
+    def held_step() -> list[RequestOutput]:
+        nonlocal has_output
+        assert not has_output or is_read.wait(LIMIT_S)
+        outputs = step()
+        has_output = has_output or bool(outputs)
+        return outputs
+
+    monkeypatch.setattr(engine, "step", held_step)
+    return is_read
+
+
 async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
     found = [output async for output in outputs]
     assert [output.finished for output in found] == [False] * (len(found) - 1) + [True]
@@ -65,11 +84,16 @@ def test_requests_at_once_have_the_outputs_of_an_llm(llm: AsyncLLM, checkpoint: 
     assert [each.outputs for each in found] == [each.outputs for each in expected]
 
 
-def test_each_output_is_a_state_of_its_own_that_goes_on_from_the_one_before(slow_llm: AsyncLLM) -> None:
+def test_each_output_is_a_state_of_its_own_that_goes_on_from_the_one_before(
+    slow_llm: AsyncLLM, first_is_read: threading.Event
+) -> None:
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=1, n=2)
 
     async def work() -> list[RequestOutput]:
-        return [output async for output in slow_llm.generate("abc", params)]
+        outputs = slow_llm.generate("abc", params)
+        first = await anext(outputs)
+        first_is_read.set()
+        return [first, *[output async for output in outputs]]
 
     states = run(work())
     for before, after in pairwise(states):
@@ -80,10 +104,11 @@ def test_each_output_is_a_state_of_its_own_that_goes_on_from_the_one_before(slow
     assert len(states[0].outputs[0].token_ids) < 30 == len(states[-1].outputs[0].token_ids)
 
 
-def test_who_is_late_gets_the_latest(slow_llm: AsyncLLM) -> None:
+def test_who_is_late_gets_the_latest(slow_llm: AsyncLLM, first_is_read: threading.Event) -> None:
     async def work() -> tuple[int, RequestOutput]:
         outputs = slow_llm.generate([1, 2], GREEDY)
         await anext(outputs)
+        first_is_read.set()
         other = await last(slow_llm.generate([3], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)))
         assert len(other.outputs[0].token_ids) == 60
         rest = [output async for output in outputs]
@@ -163,21 +188,21 @@ def test_after_the_end_whatever_runs_fails_and_nothing_is_taken(checkpoint: Path
     run(work())
 
 
-def test_an_engine_that_fails_is_told_to_all(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_is_told_to_all(slow_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def step() -> list[RequestOutput]:
         raise PenstockError(ErrorCode.INTERNAL, "the device failed")
 
     async def work() -> None:
-        outputs = llm.generate([1], ENDLESS)
+        outputs = slow_llm.generate([1], ENDLESS)
         await anext(outputs)
-        monkeypatch.setattr(llm._llm.llm_engine, "step", step)
+        monkeypatch.setattr(slow_llm._llm.llm_engine, "step", step)
         with pytest.raises(PenstockError, match="the device failed"):
             await last(outputs)
         with pytest.raises(PenstockError, match="the device failed"):
-            await anext(llm.generate([1], GREEDY))
+            await anext(slow_llm.generate([1], GREEDY))
 
     run(work())
-    assert not llm.is_running
+    assert not slow_llm.is_running
 
 
 def test_vectors_and_scores_are_those_of_an_llm_also_beside_answers(llm: AsyncLLM, checkpoint: Path) -> None:

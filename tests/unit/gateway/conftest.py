@@ -46,7 +46,7 @@ def launch() -> Iterator[Callable[..., RunningGateway]]:
     ) -> RunningGateway:
         bus = beside.bus if beside else MemoryBus()
         given = {"http_address": "127.0.0.1:0", "name": f"g{len(running)}", "session_ttl_s": 60.0}
-        given |= {"outage_patience_s": 60.0, **settings}
+        given |= {"outage_patience_s": 60.0, "sse_keep_alive_s": 0.0, **settings}
         pipeline = beside.pipeline if beside else ScriptedPipeline(bus, defaults=defaults, chat=chat)
         gateway = RunningGateway(bus, pipeline, GatewayService(GatewaySettings(**given), bus))
         running.append(gateway)

@@ -5,9 +5,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from memory_bus import MemoryBus
@@ -167,7 +167,11 @@ class Incoming:
 
     def send(self, *rows: Row) -> None:
         """Rows in one batch."""
-        self.pipeline.append(self.pipeline.bus.keys.text(self.route), batch(rows).SerializeToString())
+        self.pipeline.call(self._text(rows))
+
+    def _text(self, rows: tuple[Row, ...]) -> Append:
+        stream = self.pipeline.bus.keys.text(self.route)
+        return Append(stream, {k.PAYLOAD: batch(rows).SerializeToString()}, k.TEXT_CAP)
 
     def say(self, *texts: str, finish: int = STOP, sequence: int = 0) -> None:
         """One batch for each text; the last one ends the sample."""
@@ -189,9 +193,9 @@ class Incoming:
         )
 
     def retire(self, *rows: Row, tokens: int | None = None) -> bool:
-        """Sends the rows, its last text, and ends the request on the bus; `tokens`: so many were used."""
-        if rows:
-            self.send(*rows)
+        """Sends the rows, its last text, and ends the request on the bus, at once as a detokenizer does; `tokens`: so
+        many were used.
+        """
         retire = Retire(
             self.pipeline.sid,
             SHARD,
@@ -201,7 +205,8 @@ class Incoming:
             self.route if rows else b"",
             tokens=() if tokens is None else (tokens,),
         )
-        return self.pipeline.call(retire)
+        calls: list[Call[Any]] = [self._text(rows), retire] if rows else [retire]
+        return bool(self.pipeline.execute(calls)[-1])
 
 
 def batch(rows: tuple[Row, ...]) -> text_pb2.TextBatch:
@@ -294,10 +299,13 @@ class ScriptedPipeline:
         self._thread.join()
 
     def call(self, call: Call[R]) -> R:
+        return cast(R, self.execute((call,))[0])
+
+    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
         with self._lock:
             while True:
                 try:
-                    return self._connection.call(call)
+                    return self._connection.execute(calls)
                 except BusUnavailable:
                     time.sleep(0.01)
                     with contextlib.suppress(BusUnavailable):

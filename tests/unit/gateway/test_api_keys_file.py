@@ -223,6 +223,13 @@ def test_a_gateway_does_not_start_without_usable_keys(keys_file: Path, content: 
     assert caught.value.code is ErrorCode.INTERNAL
 
 
+def replace(file: Path, content: str) -> None:
+    """In one step, so that nobody reads a part of it."""
+    new = file.with_name("new")
+    new.write_text(content)
+    new.rename(file)
+
+
 def test_a_running_gateway_takes_new_keys_and_survives_a_broken_file(gateway: RunningGateway, keys_file: Path) -> None:
     with httpx.Client(base_url=gateway.url, timeout=300) as http:
 
@@ -230,10 +237,10 @@ def test_a_running_gateway_takes_new_keys_and_survives_a_broken_file(gateway: Ru
             return http.get("/v1/models", headers=bearer(key)).status_code
 
         assert (status(KEY), status(WRONG_KEY)) == (200, 401)
-        keys_file.write_text("half a li")
+        replace(keys_file, "half a li")
         eventually(lambda: 'penstock_api_key_reloads_total{result="failure"} 1.0' in http.get("/metrics").text)
         assert (status(KEY), status(WRONG_KEY)) == (200, 401)
-        keys_file.write_text(line(WRONG_KEY, "new"))
+        replace(keys_file, line(WRONG_KEY, "new"))
         eventually(lambda: status(WRONG_KEY) == 200)
         assert status(KEY) == 401
         assert 'penstock_api_key_reloads_total{result="success"} 2.0' in http.get("/metrics").text

@@ -84,7 +84,7 @@ def test_a_version_of_the_file_that_is_wrong_changes_nothing(
     if content is None:
         site.file.unlink()
     else:
-        site.file.write_text(content)
+        site.replace_file(content)
     stats = gateway.service.stats
     eventually(lambda: stats.num_broken_pool_reloads == 1, LIMIT_S)
     assert [text_of(ask(gateway, model)) for model in ("red", "blue")] == ["one", "two"]

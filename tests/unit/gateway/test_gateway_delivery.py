@@ -19,7 +19,7 @@ from gateway_svc.core.sse import SseFormat
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Append, Leave, ListSessions, SessionKind
+from servicekit.bus.calls import Append, Leave, ListSessions, ListWorkers, SessionKind
 
 BODY = {"model": "tiny", "prompt": "x", "stream": True, "max_tokens": 4096}
 
@@ -249,10 +249,15 @@ def test_a_restarted_server_is_a_pause(gateway: RunningGateway) -> None:
     gateway.pipeline.script = script
     assert text_of(post(gateway)) == "ab"
     gateway.pipeline.script = lambda request: request.say("again")
+    # The played worker goes on after its script has returned; until then the pool has no model.
+    eventually(lambda: all(worker.alive for worker in gateway.pipeline.call(ListWorkers())))
+    eventually(gateway.service.is_ready)
     assert text_of(post(gateway)) == "again"
 
 
-def test_a_fenced_gateway_goes_on_under_another_name(gateway: RunningGateway) -> None:
+def test_a_fenced_gateway_goes_on_under_another_name(launch: Callable[..., RunningGateway]) -> None:
+    gateway = launch(session_ttl_s=6.0)  # it learns that it is fenced with its next renewal
+
     def gateway_sid() -> bytes:
         found = [each for each in gateway.pipeline.call(ListSessions()) if each.kind is SessionKind.GATEWAY]
         return next((each.sid for each in found if each.alive), b"")

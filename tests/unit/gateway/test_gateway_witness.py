@@ -164,7 +164,10 @@ def test_a_request_that_the_server_lost_is_submitted_again_behind_its_tokens(gat
     assert found.witness == (packed(5, 6),)
 
 
-def test_a_request_that_has_just_ended_ends_again_as_it_had(gateway: RunningGateway) -> None:
+def test_a_request_that_has_just_ended_ends_again_as_it_had(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway_svc.witness.REMEMBERED_S", 600.0)
     gateway.pipeline.script = lambda request: request.say("a", "b")
     post(gateway)
     (request,) = gateway.pipeline.wait_for()
@@ -176,7 +179,8 @@ def test_a_request_that_has_just_ended_ends_again_as_it_had(gateway: RunningGate
     assert found.witness == (packed(*request.spoken[0].token_ids),)
 
 
-def test_a_cancel_that_was_just_sent_is_sent_again(gateway: RunningGateway) -> None:
+def test_a_cancel_that_was_just_sent_is_sent_again(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway_svc.witness.REMEMBERED_S", 600.0)
     gateway.pipeline.script = lambda request: request.send(request.row("a"))
     with (
         httpx.Client(base_url=gateway.url, timeout=300) as http,
@@ -195,7 +199,15 @@ def test_a_cancel_that_was_just_sent_is_sent_again(gateway: RunningGateway) -> N
 def test_a_new_request_waits_for_a_server_that_is_away(gateway: RunningGateway) -> None:
     gateway.bus.stop()
     eventually(lambda: not gateway.service.is_ready())
-    threading.Timer(0.2, gateway.bus.start).start()
+    link = gateway.service.pools.all[0].link
+    back_within = link.back_within
+
+    async def come_back_and_wait(seconds: float) -> bool:
+        link.back_within = back_within  # type: ignore[method-assign]
+        gateway.bus.start()
+        return await back_within(seconds)
+
+    link.back_within = come_back_and_wait  # type: ignore[method-assign]
     assert [chunk["choices"][0]["text"] for chunk in post(gateway)][:2] == ["Hello", " world"]
     assert len(gateway.pipeline.incoming) == 1
 

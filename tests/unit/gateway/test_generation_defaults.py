@@ -174,17 +174,17 @@ def test_until_a_tokenizer_has_told_them_a_gateway_is_not_ready_and_says_why() -
     gateway = RunningGateway(bus, pipeline, GatewayService(GatewaySettings(http_address="127.0.0.1:0"), bus))
     threading.Thread(target=gateway.start).start()
     try:
-        eventually(lambda: gateway.service.http_port != 0 and bool(gateway.service.pools.all[0].catalogue.models), 60)
+        eventually(lambda: gateway.service.http_port != 0 and bool(gateway.service.pools.all[0].catalogue.models), 300)
         assert not gateway.service.is_ready()
         reply = post(gateway, "completions", BODY)
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
         assert "no tokenizer has said yet what the model's defaults are" in reply.json()["error"]["message"]
         pipeline.tell_defaults(DEFAULTS)
-        eventually(gateway.service.is_ready, 60)
+        eventually(gateway.service.is_ready, 300)
         pipeline.call(Leave(pipeline.tokenizer))
         assert asked(gateway, "completions").sampling.top_k == 20, "those of tokenizers that are gone hold"
     finally:
-        eventually(gateway.service.is_ready, 60)
+        eventually(gateway.service.is_ready, 300)
         gateway.close()
         pipeline.close()
 
@@ -228,7 +228,7 @@ def test_who_told_a_request_again_tells_it_as_it_was_though_defaults_have_change
             gateway.bus.stop()
             assert store.delete(key)
             gateway.bus.start()
-            eventually(lambda: store.exists(key), 60)
+            eventually(lambda: store.exists(key), 300)
             after = gateway.pipeline.call(Fetch(request.request_id))
             assert after is not None
             assert (after.body, store.made(key, Hash)[b"digest"]) == (before.body, digest)

@@ -161,8 +161,8 @@ def test_a_request_that_a_restarted_server_lost_counts_as_running_again(keyed: C
             for lost in (keys.request(request.request_id), running, rate):
                 assert gateway.bus.server.store.delete(lost)
             gateway.bus.start()
-            eventually(lambda: gateway.pipeline.call(Fetch(request.request_id)) is not None, 60)
-            eventually(other.service.is_ready, 60)
+            eventually(lambda: gateway.pipeline.call(Fetch(request.request_id)) is not None, 300)
+            eventually(other.service.is_ready, 300)
             assert "max_running" in refusal(post(other))
     assert gateway.bus.server.store.exists(running)
 

@@ -41,7 +41,7 @@ from servicekit.lifecycle import Stop
 from worker_svc.wire import decode_plan, encode_result
 
 LIMITS = WorkerLimits(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=64)
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0
 
 
 class LossyBus(MemoryBus):

@@ -163,12 +163,14 @@ def test_a_bus_that_goes_away_and_comes_back_is_a_pause() -> None:
     bus = MemoryBus()
     with scheduler(bus) as service, Worker(bus) as worker:
         client = Client(bus)
+        worker.hold_after = 6
         ids = [client.submit(number, prompt(number), max_tokens=30) for number in range(1, 9)]
-        until(lambda: worker.num_steps > 5, "a few steps")
+        until(worker.is_held.is_set, "a few steps")
         bus.stop()
         until(lambda: not service.is_ready(), "the scheduler's notice")
         assert service.last_progress_ns() > 0
         bus.start()
+        worker.is_held.clear()
         client.come_back()
         client.wait(*((request_id, 0) for request_id in ids))
         for number, request_id in enumerate(ids, 1):

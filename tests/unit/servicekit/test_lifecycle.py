@@ -28,6 +28,12 @@ from servicekit.settings import ServiceSettings
 
 
 @pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of these tests may take its time to end: else `serve` ends this process."""
+    monkeypatch.setattr(lifecycle, "NOW_GRACE_S", 600.0)
+
+
+@pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -63,7 +69,7 @@ class Scripted:
 
 
 def settings(**given: object) -> ServiceSettings:
-    return ServiceSettings(**{"drain_timeout_s": 20.0, "log_format": "json", **given})  # type: ignore[arg-type]
+    return ServiceSettings(**{"drain_timeout_s": 600.0, "log_format": "json", **given})  # type: ignore[arg-type]
 
 
 def healthy(port: int, service: str = "") -> bool:
@@ -184,13 +190,14 @@ def test_a_main_loop_that_is_stuck_is_told_by_a_thread(
             while not await asyncio.to_thread(answers, 200):
                 await asyncio.sleep(0.02)
             until(lambda: answers(503))  # blocks the loop that it runs in
-            seen.append(healthy_over_http("/ready"))
+            until(lambda: answers(503, "/ready"))
+            seen.append(503)
             while not await asyncio.to_thread(answers, 200):
                 await asyncio.sleep(0.02)
             seen.append(200)
 
-    def answers(status: int) -> bool:
-        return healthy_over_http("/health") == status
+    def answers(status: int, path: str = "/health") -> bool:
+        return healthy_over_http(path) == status
 
     def healthy_over_http(path: str) -> int:
         return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=300).status_code
@@ -238,12 +245,12 @@ def test_stop_wakes_waiters_of_any_thread_and_loop() -> None:
     stop = Stop()
 
     async def waits() -> list[bool]:
-        thread = threading.Timer(0.05, stop.drain)
-        thread.start()
-        first = await asyncio.gather(stop.wait_async(20), stop.wait_async(20))
-        later = threading.Timer(0.05, stop.end)
-        later.start()
-        return [*first, await stop.wait_async(20)]
+        both = asyncio.gather(stop.wait_async(300), stop.wait_async(300))
+        await asyncio.sleep(0)  # they wait: who begins to wait later waits for the end
+        threading.Thread(target=stop.drain).start()
+        first = await both
+        threading.Timer(0.05, stop.end).start()
+        return [*first, await stop.wait_async(300)]
 
     assert asyncio.run(waits()) == [True, True, True]
     assert stop.wait(300)

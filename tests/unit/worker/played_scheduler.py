@@ -12,7 +12,7 @@ from servicekit.bus import keys as k
 from servicekit.bus.calls import Commit, Hello, Pair, Pairing, Read, SessionKind
 
 PROMPT = [5, 6, 7, 8, 9]
-TIMEOUT_S = 180.0
+TIMEOUT_S = 600.0
 
 
 def column(*values: int) -> bytes:

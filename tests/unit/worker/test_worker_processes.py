@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,13 +18,20 @@ from tiny_models import make_runner, save_model
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan
 from contract.v1 import worker_pb2, worker_pb2_grpc
+from penstock.launcher.layout import free_ports
 from servicekit.bus import Bus, open_bus
 from servicekit.bus.embedded import EmbeddedServer
 from worker_svc.core.pretended_model import expected_tokens
 from worker_svc.loading import load_worker
 from worker_svc.settings import WorkerSettings
 
-START_S = 300.0
+START_S = 1200.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedulers that tests play wait for a server that a busy machine gives no time."""
+    monkeypatch.setattr("servicekit.bus.redis_connection.PATIENCE_S", 60.0)
 
 
 @pytest.fixture
@@ -102,18 +108,14 @@ def test_two_ranks_read_the_same_plans_and_outlive_a_broken_epoch(
         assert status == 0, log
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def simulated_reference(count: int) -> list[int]:
     limits = load_worker(WorkerSettings(model="m", runner="simulated")).runner.limits
     return list(islice(expected_tokens(PROMPT, Sampling(temperature=0.0), 0, limits), count))
 
 
 def test_the_control_service_tells_and_drains(url: str, schedulers: ExitStack) -> None:
-    address = f"127.0.0.1:{free_port()}"
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
     process = start(url, "control", "--model", "m", "--runner", "simulated", "--grpc-address", address)
     scheduler = play(schedulers, open_bus(url, "control"))
     incarnation = scheduler.pair(START_S).incarnation
@@ -131,7 +133,8 @@ def test_the_control_service_tells_and_drains(url: str, schedulers: ExitStack) -
 
 
 def test_a_worker_that_starts_before_its_server_waits_for_it(tmp_path: Path, schedulers: ExitStack) -> None:
-    server = EmbeddedServer(tmp_path, port=free_port())
+    (port,) = free_ports(1)
+    server = EmbeddedServer(tmp_path, port=port)
     process = start(server.url, "late", "--model", "m", "--runner", "simulated")
     assert process.stderr is not None
     until(lambda: "waiting for the bus" in process.stderr.readline(), START_S)

@@ -7,10 +7,10 @@ from running_gateway import RunningGateway
 
 @pytest.fixture
 def launch(launch: Launch) -> Launch:
-    """With a pipeline that sees to re-attachments by itself."""
+    """With a pipeline that sees to re-attachments by itself, and requests that wait for their clients long enough."""
 
     def start(beside: RunningGateway | None = None, **settings: Any) -> RunningGateway:
-        gateway = launch(beside, **settings)
+        gateway = launch(beside, **{"resume_grace_s": 600.0, **settings})
         gateway.pipeline.follows = True
         return gateway
 

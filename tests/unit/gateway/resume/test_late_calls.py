@@ -6,10 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from returning_clients import BODY, KEY, hear, silent, streaming
+from returning_clients import BODY, KEY, hear, streaming
 from running_gateway import RunningGateway, eventually
 
 from gateway_svc.http_calls import CallReply
+from gateway_svc.presence import Presence
 
 
 class Hold:
@@ -55,14 +56,21 @@ class Replies:
 def test_a_client_that_has_left_takes_nothing_from_where_it_came_since(
     gateway: RunningGateway, other: RunningGateway, waits_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway.pipeline.script = silent
+    gateway.pipeline.script = lambda request: request.send(request.row("a"))
     hold, replies = Hold(gateway, waits_before, monkeypatch), Replies(gateway, monkeypatch)
+    has_left, leave = threading.Event(), Presence.leave
+
+    def leave_and_tell(presence: Presence) -> None:
+        leave(presence)
+        has_left.set()
+
+    monkeypatch.setattr(Presence, "leave", leave_and_tell)
     with gateway.post(BODY, KEY):
         eventually(lambda: hold.is_reached)
     with streaming(other, headers=KEY) as (heard, lines):
         (request,) = gateway.pipeline.wait_for()
-        request.send(request.row("a"))
         hear(heard, lines, lambda: heard.texts == ["a"])
+        assert has_left.wait(300)
         eventually(lambda: replies.num_ended == (1 if waits_before else 0))
         hold.release()
         eventually(lambda: replies.num_ended == 1)
@@ -75,7 +83,7 @@ def test_a_client_that_has_left_takes_nothing_from_where_it_came_since(
 def test_of_two_calls_of_a_gateway_the_one_whose_client_came_last_goes_on(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway.pipeline.script = silent
+    gateway.pipeline.script = lambda request: request.send(request.row("a"))
     hold = Hold(gateway, 1, monkeypatch)
     answers: list[httpx.Response] = []
 
@@ -87,7 +95,6 @@ def test_of_two_calls_of_a_gateway_the_one_whose_client_came_last_goes_on(
     eventually(lambda: hold.is_reached)
     with streaming(gateway, headers=KEY) as (heard, lines):
         (request,) = gateway.pipeline.wait_for()
-        request.send(request.row("a"))
         hear(heard, lines, lambda: heard.texts == ["a"])
         hold.release()
         first.join()

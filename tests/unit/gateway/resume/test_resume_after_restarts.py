@@ -12,6 +12,7 @@ from scripted_pipeline import Incoming
 
 from gateway_svc import call
 from servicekit.bus.calls import Attach, Fetch, Hello, Recall, Recalled, Revalidate, SessionKind, Submit, SubmitOutcome
+from servicekit.pool_stats import Loss
 
 
 def test_who_comes_back_while_the_server_is_away_waits_for_it(gateway: RunningGateway, other: RunningGateway) -> None:
@@ -88,6 +89,8 @@ def test_who_comes_back_before_the_server_knows_the_request_again_waits(
 
     client = threading.Thread(target=come_back)
     client.start()
+    # Its hello suspends all sessions: the other gateway's is active again only after it.
+    eventually(lambda: gateway.service.pools.all[0].pool_stats.losses[Loss.SUSPENDED] == 1)
     eventually(gateway.service.is_ready)
     assert gateway.pipeline.call(again) is SubmitOutcome.CREATED
     assert gateway.pipeline.call(Revalidate(ghost.sid, 600_000))
