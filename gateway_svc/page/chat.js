@@ -134,8 +134,15 @@ function append(text, more) {
 // Shows the end of the messages as they grow, unless the reader has scrolled up from it.
 function scrolled(add) {
   add();
+  showEnd();
+}
+
+function showEnd() {
   if (follows) at("messages").scrollTop = at("messages").scrollHeight;
 }
+
+// This comes before scroll events: one that is measured with the new height would seem to be the reader's.
+addEventListener("resize", showEnd);
 
 at("messages").addEventListener("scroll", ({ target: log }) => {
   follows = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_PX;
