@@ -18,7 +18,7 @@ from penstock.launcher.layout import free_ports
 PROGRAM = "prometheus"
 _ASK_S = 60.0
 _START_S = 300.0
-_STOP_S = 60.0
+_STOP_S = 300.0
 _PAUSE_S = 0.05
 
 
@@ -96,7 +96,11 @@ class Prometheus:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait(_STOP_S)
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def ask(self, path: str, **arguments: str) -> Any:
         """The answer of its API.

@@ -39,7 +39,7 @@ def simulated(long_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
 def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """What `make run` starts."""
     assert BUNDLED_MODEL.is_dir(), "the bundled model is part of the repository"
-    with Served(tmp_path_factory.mktemp("bundled"), "--num-threads=1") as served:
+    with Served(tmp_path_factory.mktemp("bundled"), "--num-threads=1", CALM_LEASES) as served:
         yield served.wait_ready()
 
 

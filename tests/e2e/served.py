@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 
+import httpx
 from byte_tokenizer import write_byte_model
 
 from contract.domain.params import SamplingParams
@@ -54,6 +55,14 @@ def is_running(pid: int) -> bool:
         # A zombie has ended; who should reap it may be gone or busy.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # the latter: between opening and reading
+        return False
+
+
+def is_ready(url: str) -> bool:
+    """Return whether the gateway there takes requests."""
+    try:
+        return httpx.get(f"{url}/ready", timeout=60).status_code == 200
+    except httpx.TransportError:
         return False
 
 

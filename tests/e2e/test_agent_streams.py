@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from served import Served, is_running, wait_until
+from served import Served, is_ready, is_running, wait_until
 
 SAID = "compare them"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -59,7 +59,7 @@ def summed(heard: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", BODIES)
 def test_a_gateway_that_dies_takes_no_event_along(agents: Served, path: str) -> None:
     first_url, second_url = agents.http_urls
-    wait_until(lambda: _is_ready(first_url), "ready")
+    wait_until(lambda: is_ready(first_url), "ready")
     body = {"model": "simulated", "stream": True, **BODIES[path]}
     headers = {"idempotency-key": f"once{path}"}
     pid, heard = agents.pids()["gateway-0"], list[str]()
@@ -85,10 +85,3 @@ def test_a_gateway_that_dies_takes_no_event_along(agents: Served, path: str) -> 
     begun = told[0].get("response") or told[0]["message"]
     assert begun["id"] == plain["id"]
     assert told[-1].get("response", plain) == plain
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", timeout=60).status_code == 200
-    except httpx.TransportError:
-        return False

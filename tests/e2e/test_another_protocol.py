@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import LIMIT_S, ROOT, SIMULATED, Served, expected, wait_until
+from served import CALM_LEASES, LIMIT_S, ROOT, SIMULATED, Served, expected, wait_until
 from test_chaos import OTHER_PROTOCOL, knows
 
 from contract.domain.params import SamplingParams
@@ -65,7 +65,8 @@ class Stream:
 def test_clients_are_moved_to_a_pool_of_another_protocol_without_an_error(
     earlier: Path, server: EmbeddedServer, checkpoint: Path, tmp_path: Path, is_back: bool
 ) -> None:
-    flags = (f"--model={checkpoint}", f"--redis-url={server.url}", "--step-ms=10", "--drain-timeout-s=300", *SIMULATED)
+    flags = (f"--model={checkpoint}", f"--redis-url={server.url}", "--step-ms=10", "--drain-timeout-s=300")
+    flags += (CALM_LEASES, *SIMULATED)
     codes = (ROOT, earlier) if is_back else (earlier, ROOT)
     folders = tmp_path / "before", tmp_path / "after"
     for each in folders:

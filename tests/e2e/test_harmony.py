@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 from byte_tokenizer import write_harmony_model
-from served import SIMULATED, TWO_GATEWAYS, Served, is_running, wait_until
+from served import CALM_LEASES, SIMULATED, TWO_GATEWAYS, Served, is_ready, is_running, wait_until
 
 from contract.domain.errors import PenstockError
 from penstock.client import AsyncClient, ChatChoice, ChatReply, Client, Delta, resumption
@@ -50,7 +50,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     script = checkpoint / "script"
     script.write_text("\n".join(map(json.dumps, SCRIPT)))
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", *TWO_GATEWAYS, "--step-ms=2", *SIMULATED)
-    with Served(tmp_path_factory.mktemp("harmony"), *flags, f"--script={script}") as served:
+    flags += (CALM_LEASES, f"--script={script}")
+    with Served(tmp_path_factory.mktemp("harmony"), *flags) as served:
         yield served.wait_ready()
 
 
@@ -195,8 +196,8 @@ def test_turns_have_fields_of_their_own_over_grpc(served: Served) -> None:
 
 def test_a_grpc_stream_goes_on_through_another_gateway(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumption, "PATIENCE_S", 300.0)  # nothing comes until one of both is started again
-    pid, place = served.pids()["gateway-0"], 0
-    choice = ChatChoice()
+    wait_until(lambda: all(is_ready(url) for url in served.http_urls), "ready")
+    place, choice = 0, ChatChoice()
     with Client(",".join(served.grpc_addresses), timeout_s=900) as client:
         # Whichever of the two it is at dies at last.
         for event in client.stream_chat(LONG_CHAT, tools=PLAIN, resumable=True):
@@ -240,6 +241,8 @@ class Heard:
 
 def test_a_stream_goes_on_through_another_gateway(served: Served) -> None:
     first_url, second_url = served.http_urls
+    # The test before may have killed both, and is over when one of them has told the rest.
+    wait_until(lambda: all(is_ready(url) for url in served.http_urls), "ready")
     body = {"model": "simulated", "messages": LONG_CHAT, "tools": PLAIN, "stream": True}
     headers, pid = {"x-penstock-resumable": "true"}, served.pids()["gateway-0"]
     with httpx.stream("POST", f"{first_url}/v1/chat/completions", json=body, headers=headers, timeout=300) as reply:

@@ -7,7 +7,7 @@ from pathlib import Path
 import hiredis
 import httpx
 import pytest
-from served import LIMIT_S, SIMULATED, Served, expected, wait_until
+from served import LIMIT_S, LONG_LEASES, SIMULATED, Served, expected, wait_until
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import SamplingParams
@@ -61,7 +61,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
 def test_a_server_short_of_memory_refuses_new_requests_and_finishes_the_others(
     server: EmbeddedServer, checkpoint: Path, tmp_path: Path, share: float
 ) -> None:
-    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=2", *SIMULATED)
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=2", LONG_LEASES, *SIMULATED)
     with Served(tmp_path, *flags, environ={"PENSTOCK_REDIS_URL": server.url}) as served:
         served.wait_ready()
         body = {"prompt": [1, 2, 3], "max_tokens": 4}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import SERVER, SIMULATED, Served, wait_until, write_checkpoint
+from served import CALM_LEASES, SERVER, SIMULATED, Served, wait_until, write_checkpoint
 
 from contract.domain.errors import PenstockError
 from penstock.client import Client
@@ -31,12 +31,13 @@ class Site:
             "red": (f"--pools={self.file}", "--gateways=2"),
             "blue": ("--simulated-seed=5",),
         }
+        common = ("--step-ms=5", CALM_LEASES, *SIMULATED)
         self.served: dict[str, Served] = {}
         for name, flags in more.items():
             (folder / name / name).mkdir(parents=True)
             write_checkpoint(folder / name / name)
             model = f"--model={folder / name / name}"
-            self.served[name] = stack.enter_context(Served(folder / name, model, *SIMULATED, "--step-ms=5", *flags))
+            self.served[name] = stack.enter_context(Served(folder / name, model, *common, *flags))
         for each in self.served.values():
             each.wait_ready()
         self.urls = self.served["red"].http_urls

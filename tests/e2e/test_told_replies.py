@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 from byte_tokenizer import CHAT_TEMPLATE
-from served import SIMULATED, TWO_GATEWAYS, Served, expected, is_running, wait_until
+from served import CALM_LEASES, SIMULATED, TWO_GATEWAYS, Served, expected, is_ready, is_running, wait_until
 
+from contract.domain.finish import FinishReason
 from contract.domain.params import SamplingParams
 from penstock.client import Accepted, Client, Delta
 
@@ -28,7 +29,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", *TWO_GATEWAYS, "--step-ms=5", *SIMULATED)
-    with Served(tmp_path_factory.mktemp("told"), *flags, "--trust-request-chat-template") as served:
+    with Served(tmp_path_factory.mktemp("told"), *flags, CALM_LEASES, "--trust-request-chat-template") as served:
         yield served.wait_ready()
 
 
@@ -43,14 +44,7 @@ def kill(served: Served) -> Iterator[Callable[[], None]]:
 
     yield kill
     wait_until(lambda: served.pids()["gateway-0"] != pid, "restarted")
-    wait_until(lambda: _is_ready(served.http_urls[0]), "ready")
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", timeout=60).status_code == 200
-    except httpx.TransportError:
-        return False
+    wait_until(lambda: is_ready(served.http_urls[0]), "ready")
 
 
 def choices(reply: httpx.Response, most: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -110,17 +104,21 @@ def test_a_grpc_call_goes_on_through_another_gateway_in_the_same_groups(
 ) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     deltas: list[Delta] = []
+    is_killed = False
     with Client(",".join(served.grpc_addresses)) as client:
-        calls = client.generate(
-            PROMPT, params, resumable=True, stream_interval=INTERVAL, return_prompt_token_ids=True, timeout_s=900
-        )
-        for event in calls:
-            if isinstance(event, Accepted):
-                assert event.prompt_token_ids == tuple(PROMPT_IDS)
-            else:
+        while not is_killed:  # a gateway that stood still has the whole stream at once: then it is not killed in it
+            deltas.clear()
+            calls = client.generate(
+                PROMPT, params, resumable=True, stream_interval=INTERVAL, return_prompt_token_ids=True, timeout_s=900
+            )
+            for event in calls:
+                if isinstance(event, Accepted):
+                    assert event.prompt_token_ids == tuple(PROMPT_IDS)
+                    continue
                 deltas.append(event)
-                if len(deltas) == 3:
+                if len(deltas) == 3 and event.finish is FinishReason.UNSPECIFIED:
                     kill()
+                    is_killed = True
     assert [token for each in deltas for token in each.token_ids] == expected(PROMPT_IDS, NUM_TOKENS)
     check_groups([each.token_ids for each in deltas])
 

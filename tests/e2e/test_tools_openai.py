@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 from byte_tokenizer import write_byte_model
-from served import SIMULATED, TWO_GATEWAYS, Served, is_running, wait_until
+from served import CALM_LEASES, SIMULATED, TWO_GATEWAYS, Served, is_running, wait_until
 
 CHAT: list[Any] = [{"role": "user", "content": "how warm is it?"}]
 PLACE = {
@@ -46,7 +46,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     script = checkpoint / "script"
     script.write_text(json.dumps({"match": "to and fro", "answer": ANSWER}))
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", *TWO_GATEWAYS, "--step-ms=2", *SIMULATED)
-    flags += (f"--script={script}",)
+    flags += (CALM_LEASES, f"--script={script}")
     with Served(tmp_path_factory.mktemp("tools"), *flags) as served:
         yield served.wait_ready()
 

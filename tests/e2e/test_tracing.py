@@ -14,7 +14,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
-from served import ENDLESS_TOKENS, SIMULATED, Served, wait_until
+from served import CALM_LEASES, ENDLESS_TOKENS, SIMULATED, Served, wait_until
 
 from penstock.launcher.layout import free_ports
 
@@ -80,7 +80,8 @@ def collector_port() -> int:
 @pytest.fixture(scope="module")
 def served(collector_port: int, long_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = (f"--otlp-traces-endpoint=http://127.0.0.1:{collector_port}", "--served-model-name=m", "--step-ms=1")
-    with Served(tmp_path_factory.mktemp("traced"), f"--model={long_checkpoint}", *flags, *SIMULATED) as served:
+    flags += (f"--model={long_checkpoint}", CALM_LEASES, *SIMULATED)
+    with Served(tmp_path_factory.mktemp("traced"), *flags) as served:
         yield served.wait_ready()
 
 
@@ -126,7 +127,7 @@ def test_requests_that_are_refused_or_cancelled_are_told_too(served: Served, col
         body = {"model": "m", "prompt": "x", "max_tokens": ENDLESS_TOKENS, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{served.http_url}/v1/completions", json=body, timeout=LIMIT_S) as reply:
             cancelled_id = reply.headers["x-penstock-request-id"].removeprefix("cmpl-")
-            next(reply.iter_lines())
+            next(line for line in reply.iter_lines() if line.startswith("data: {"))  # not one that keeps it alive
         error = receiver.wait(refused_id, {"request", "submit"})["request"]
         assert error.status.code == trace_pb2.Status.STATUS_CODE_ERROR
         assert _told(error)["error.type"] == "invalid_argument"

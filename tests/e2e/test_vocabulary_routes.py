@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from served import EOS, SIMULATED, Served, expected, wait_until
+from served import CALM_LEASES, EOS, SIMULATED, Served, expected, wait_until
 
 from contract.domain.errors import ErrorCode, PenstockError
 from penstock import Client
@@ -20,6 +20,7 @@ RENDERED = "user: hi\nassistant:"
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--tokenizers=2", "--step-ms=5", *SIMULATED)
+    flags += (CALM_LEASES,)  # while one is started again, calls need the other's
     with Served(tmp_path_factory.mktemp("vocabulary"), *flags) as served:
         yield served.wait_ready()
 

@@ -197,7 +197,7 @@ def _without(ids: frozenset[str], value: Any) -> Any:
 
 def _fail(story: Story, message: str, *, is_away: bool) -> None:
     """The stream ended with an error; that its gateway goes is as a connection that breaks."""
-    story.end, story.error = End.BROKEN if is_away else End.FAILED, message
+    story.fail(End.BROKEN if is_away else End.FAILED, message)
 
 
 DIALECTS: Mapping[Api, Dialect] = {

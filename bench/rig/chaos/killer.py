@@ -43,7 +43,7 @@ _UNLUCKY_S = 0.2  # until it is looked again
 _LOOK_S = 0.02
 
 
-@dataclass(frozen=True)
+@dataclass
 class Blow:
     """A blow that one process suffered, and when."""
 
@@ -54,6 +54,8 @@ class Blow:
     # killed and without its last writes; readonly: the server, demoted for a while.
     how: str
     at_s: float  # monotonic
+    # When the process was gone, if it was killed: on a busy machine its connections break some time after the signal.
+    gone_s: float | None = None
 
 
 class Killer:
@@ -104,10 +106,10 @@ class Killer:
         how = self._rng.choices(hows, [SHARES[each] for each in hows])[0]
         limits_s = {"paused": PAUSE_S, "cut": CUT_S, "slow": SLOW_S, "readonly": READONLY_S}
         long_s = self._rng.uniform(*limits_s.get(how, PAUSE_S))
-        while not self._is_whole(kind):
+        while not self.is_whole(kind):
             await asyncio.sleep(_UNLUCKY_S)
         pid = self._pipeline.pids()[name]
-        self.blows.append(Blow(kind, name, how, time.monotonic()))
+        self.blows.append(blow := Blow(kind, name, how, time.monotonic()))
         if how == "silent":
             self._pipeline.proxy.go_silent(pid)
         elif how == "paused":
@@ -121,10 +123,11 @@ class Killer:
             self._gone.add((name, pid))
             if how == "cut":
                 self._file.lose(pid, long_s)
-            elif how == "slow":
-                self._do(pid, self._slow_down(name, pid, long_s))
+            elif how == "ended":
+                os.kill(pid, signal.SIGTERM)
             else:
-                os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)
+                os.kill(pid, signal.SIGKILL)
+                self._do(pid, self._slow_down(blow, pid, long_s) if how == "slow" else self._see_it_go(blow, pid))
 
     def _do(self, pid: int, work: Coroutine[None, None, None]) -> None:
         """Works beside further blows, of which this process gets none meanwhile."""
@@ -137,8 +140,8 @@ class Killer:
 
         self._busy[pid] = asyncio.create_task(run())
 
-    def _is_whole(self, kind: str) -> bool:
-        """Return whether all processes of a kind are up; of all kinds, if it is the server's turn."""
+    def is_whole(self, kind: str) -> bool:
+        """Return whether all processes of a kind are up; of all kinds, if it is the server."""
         pids, ready = self._pipeline.pids(), self._pipeline.ready()
         kinds = {*KINDS, *self._kinds} - {SERVER} if kind == SERVER else {kind}
         wanted = {f"{each}-{index}" for each in kinds for index in range(self._replicas)}
@@ -153,9 +156,14 @@ class Killer:
             with contextlib.suppress(ProcessLookupError):  # its supervisor did not wait for it
                 os.kill(pid, signal.SIGCONT)
 
-    async def _slow_down(self, name: str, pid: int, pause_s: float) -> None:
-        os.kill(pid, signal.SIGKILL)
-        while (started := self._pipeline.pids()[name]) == pid:
+    async def _see_it_go(self, blow: Blow, pid: int) -> None:
+        while _runs(pid):
+            await asyncio.sleep(_LOOK_S)
+        blow.gone_s = time.monotonic()
+
+    async def _slow_down(self, blow: Blow, pid: int, pause_s: float) -> None:
+        await self._see_it_go(blow, pid)
+        while (started := self._pipeline.pids()[blow.name]) == pid:
             await asyncio.sleep(_LOOK_S)
         await self._pause(started, pause_s)
 

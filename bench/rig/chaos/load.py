@@ -139,10 +139,10 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
                 return True
             # A gateway says what is wrong; a connection that broke has only a gRPC status.
             is_told = "cannot be reached" not in error.message
-            story.error = f"{error.code.name}: {error.message}"
-            story.end = End.FAILED if is_told else End.BROKEN if story.request_id else End.REFUSED
+            end = End.FAILED if is_told else End.BROKEN if story.request_id else End.REFUSED
             if is_told and error.code is ErrorCode.UNAVAILABLE and not story.request_id:
-                story.end = End.REFUSED
+                end = End.REFUSED
+            story.fail(end, f"{error.code.name}: {error.message}")
             return False
     story.end = End.DONE
     return False
@@ -174,12 +174,11 @@ async def _is_not_embedded(story: Story, gateway: Gateway, caller: Caller, key: 
         try:
             told = await client.embed(list(story.recipe.prompt_ids), params, model=caller.model, idempotency_key=key)
         except PenstockError as error:
-            story.error = f"{error.code.name}: {error.message}"
             if error.code is ErrorCode.OVERLOADED:
                 story.refuse()
                 return True
             is_away = error.code is ErrorCode.UNAVAILABLE
-            story.end = End.REFUSED if is_away else End.FAILED
+            story.fail(End.REFUSED if is_away else End.FAILED, f"{error.code.name}: {error.message}")
             return is_away and time.monotonic() - story.heard_s < _RECONNECT_S
     story.event_times_s.append(time.monotonic())
     story.request_id, story.vector = told.request_id, told.embedding
@@ -238,8 +237,7 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
                 async with call as reply:
                     await _read_events(story, reply, 0 if recipe.leaves_after else caller.drop_after())
             except httpx.TransportError as error:
-                story.error = repr(error)
-                story.end = End.BROKEN if story.event_times_s else End.REFUSED
+                story.fail(End.BROKEN if story.event_times_s else End.REFUSED, repr(error))
             is_over = time.monotonic() - story.heard_s > _RECONNECT_S
             gives_up = recipe.leaves_after and story.refused_s < began_s
             if gives_up or is_over or story.end not in (End.BROKEN, End.REFUSED):
@@ -253,10 +251,10 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
 async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> None:
     """Reads one connection to its end, or drops it after so many events."""
     if reply.status_code != 200:
-        story.error = f"{reply.status_code}: {(await reply.aread()).decode()}"
-        story.end = End.FAILED
+        error, end = f"{reply.status_code}: {(await reply.aread()).decode()}", End.FAILED
         if reply.status_code in (429, 503):
-            story.end = End.BROKEN if story.event_times_s else End.REFUSED
+            end = End.BROKEN if story.event_times_s else End.REFUSED
+        story.fail(end, error)
         if reply.status_code == 429:
             story.refuse()
         return
@@ -278,7 +276,7 @@ async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> 
             num_events += 1
             if num_events == drop_after:
                 break
-    story.end, story.error = End.BROKEN, CUT_SHORT
+    story.fail(End.BROKEN, CUT_SHORT)
 
 
 def _take_line(story: Story, data: str) -> bool:

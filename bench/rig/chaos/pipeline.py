@@ -50,7 +50,7 @@ EOS_EVERY = 300
 MAX_MODEL_LEN = 8192
 READY_TIMEOUT_S = 300.0
 _LIVES = re.compile(r"^(\S+) started \(pid|^ *(\S+) \|.*\[info\] ready$", re.MULTILINE)
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 300.0
 
 
 def write_model(directory: Path, chats: str) -> None:
@@ -167,9 +167,16 @@ class ServedPipeline:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+                self._wait_for_children()
         if self._kept:
             self._kept.close()
             self._kept = None
+
+    def _wait_for_children(self) -> None:
+        """The kernel tells them that the launcher is dead, and they end in order."""
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        while self.survivors() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
 
     @property
     def proxy(self) -> Proxy:

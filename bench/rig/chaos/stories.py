@@ -45,7 +45,8 @@ class Story:
     event_times_s: list[float] = field(default_factory=list)
     ended_s: float = 0.0
     end: End = End.SILENT
-    error: str = ""
+    error: str = ""  # the last one
+    errors: list[tuple[float, str]] = field(default_factory=list)  # all, those that its client got over too, and when
     usage: tuple[int, int] | None = None  # prompt and output tokens
     num_repeats: int = 0  # events that begin before the end of what came already
     num_gaps: int = 0  # events that begin after it
@@ -63,6 +64,11 @@ class Story:
     def heard_s(self) -> float:
         """The time at which something was last heard of it."""
         return max(self.begun_s, self.refused_s, *self.event_times_s[-1:])
+
+    def fail(self, end: End, error: str) -> None:
+        """It has come to this end, unless its client gets over the error."""
+        self.end, self.error = end, error
+        self.errors.append((time.monotonic(), error))
 
     def refuse(self) -> None:
         """It was told to come again later."""

@@ -112,6 +112,9 @@ async def _round(sites: Sequence[Site], recipes: Sequence[Recipe], options: argp
         for index, site in enumerate(sites)
     ]
     await asyncio.gather(*(killer.run((options.kills + 1) // 2, options.seconds) for killer in killers))
+    # A gateway that was killed last is away for clients of both pools until it is started again.
+    while not all(killer.is_whole(SERVER) for killer in killers):
+        await asyncio.sleep(CALM_S)
     away = await _stand_still(sites[1])
     for book in books:
         book.is_closed = True
@@ -132,7 +135,7 @@ async def _round(sites: Sequence[Site], recipes: Sequence[Recipe], options: argp
         status |= bool(verdict.num_wrong or leaks)
         if site is sites[0]:
             live = [story for story in stories if story.begun_s < away[1] and story.ended_s > away[0]]
-            wrong = [story for story in live if _has_noticed(story)]
+            wrong = [story for story in live if _has_noticed(story, away[0])]
             print(f"          {len(live)} streams while the other server was away; {len(wrong)} had an error")
             print("\n".join(f"          {story.end.value} {story.error}" for story in wrong[:20]))
             status |= bool(wrong) or not live
@@ -161,9 +164,10 @@ def _is_told(story: Story, away: tuple[float, float]) -> bool:
     return story.end is End.REFUSED and story.begun_s < away[1] + CALM_S and story.ended_s > away[0]
 
 
-def _has_noticed(story: Story) -> bool:
-    """Return whether a call had an error; a connection that its own client drops is none."""
-    return story.end not in (End.DONE, End.LEFT) or (bool(story.error) and story.error != CUT_SHORT)
+def _has_noticed(story: Story, since_s: float) -> bool:
+    """Return whether a call has had an error since then; a connection that its own client drops is none."""
+    errors = [error for at_s, error in story.errors if at_s >= since_s and error != CUT_SHORT]
+    return story.end not in (End.DONE, End.LEFT) or bool(errors)
 
 
 def _named(blow: Blow, site: Site) -> Blow:

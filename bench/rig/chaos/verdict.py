@@ -102,8 +102,10 @@ def _loss(story: Story, blows: Sequence[Blow]) -> str:
     if story.end in (End.DONE, End.LEFT):
         return ""
     if story.end is End.BROKEN and story.recipe.leaves_after:
-        deaths_s = [blow.at_s for blow in blows if blow.name == story.gateway and blow.how in DEADLY]
-        if any(story.begun_s <= at_s <= story.ended_s <= at_s + BROKEN_WITHIN_S for at_s in deaths_s):
+        deaths = [
+            (blow.at_s, blow.gone_s or blow.at_s) for blow in blows if blow.name == story.gateway and blow.how in DEADLY
+        ]
+        if any(story.begun_s <= at_s <= story.ended_s <= gone_s + BROKEN_WITHIN_S for at_s, gone_s in deaths):
             return ""
     return f"{story.end.value} {story.error}"
 
