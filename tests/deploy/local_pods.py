@@ -14,8 +14,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ class LocalPod:
         self.ports = release.ports_of(pod, name)
         self._mounts = self._make_mounts()
         self._process: subprocess.Popen[bytes] | None = None
+        self.num_coming = 0  # clients that were sent to it and have no answer yet
 
     @property
     def trace(self) -> Path:
@@ -96,6 +98,8 @@ class LocalPod:
         hook = self.pod.container.get("lifecycle") or {}
         if command := hook.get("preStop", {}).get("exec", {}).get("command"):
             subprocess.run(command, check=True)
+        # On a busy machine a client that was sent to it before its endpoint went may take longer than the hook.
+        wait_until(lambda: not self.num_coming, f"the clients of {self.name} have come")
         self._process.terminate()
         grace_s = self.pod.spec.get("terminationGracePeriodSeconds", 30)
         status = self._process.wait(grace_s)
@@ -287,6 +291,20 @@ class LocalRelease:
 
     def of(self, component: str) -> list[LocalPod]:
         return [each for each in self.pods if each.component == component]
+
+    @contextmanager
+    def chosen(self, component: str, number: int) -> Iterator[LocalPod]:
+        """One of those that are there, as a Service sends a client to it; the `with` ends when that has an answer."""
+        with self._lock:
+            ready = self.of(component)
+            assert ready, f"no {component} is ready"
+            pod = ready[number % len(ready)]
+            pod.num_coming += 1
+        try:
+            yield pod
+        finally:
+            with self._lock:
+                pod.num_coming -= 1
 
     def connections(self) -> set[tuple[str, str, int]]:
         """Whoever connected to whom at which container port: components.

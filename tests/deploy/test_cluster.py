@@ -95,9 +95,11 @@ def test_every_example_is_installed_where_pods_are_restricted_and_leaves_only_it
     assert ready >= services - {"two-nodes": {"worker"}, "pool-alone": {"gateway"}}.get(name, set())
     cluster.run("helm", "uninstall", RELEASE, "--namespace", name, "--wait", TIMEOUT)
     # helm waits for what it made, not for what controllers made of that
-    wait_until(lambda: not cluster.get("pods", "--namespace", name), "no pod is left")
+    wait_until(
+        lambda: {each.split("/")[0] for each in remaining(cluster, name)} <= {"PersistentVolumeClaim"},
+        "nothing but claims is left",
+    )
     left = remaining(cluster, name)
-    assert {each.split("/")[0] for each in left} <= {"PersistentVolumeClaim"}
     servers = {"cpu": 1, "several-pools": 1, "pool-alone": 1, "external-redis": 0}.get(name, 2)
     assert len([each for each in left if "valkey" in each]) == servers
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import httpx
@@ -23,7 +24,7 @@ from valkeys import needs_client
 
 NUM_TOKENS = 200
 NUM_PROMPTS = 4
-MAX_CLIENTS = 128  # at once: streams pause while their worker is replaced, and more come meanwhile
+MAX_CLIENTS = 32  # at once: streams pause while their worker is replaced, and more come meanwhile
 ARRIVAL_S = 0.4
 # Arrows that policies allow and that nothing here draws, each with its reason.
 UNUSED: dict[tuple[str, str, int], str] = {
@@ -73,13 +74,14 @@ class Installed:
 
     def complete(self, prompt: list[int]) -> str:
         """The text of a stream through one of the gateways that are there, as a Service sends its clients to them."""
-        gateways = self.pods.of("gateway")
-        assert gateways, "no gateway is ready"
-        url = f"https://127.0.0.1:{gateways[prompt[0] % len(gateways)].port('http')}/v1/completions"
         body = {"model": "qwen3-8b", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
         body |= {"ignore_eos": True}
         headers = {"Authorization": f"Bearer {self.key}"}
-        with httpx.stream("POST", url, json=body, headers=headers, verify=self.trust, timeout=300) as reply:
+        with ExitStack() as stack:
+            with self.pods.chosen("gateway", prompt[0]) as gateway:
+                url = f"https://127.0.0.1:{gateway.port('http')}/v1/completions"
+                call = httpx.stream("POST", url, json=body, headers=headers, verify=self.trust, timeout=300)
+                reply = stack.enter_context(call)
             events = b"".join(reply.iter_bytes()).decode().split("\n\n")
             assert reply.status_code == 200, events
         data = [event.removeprefix("data: ") for event in events if event.startswith("data: ")]

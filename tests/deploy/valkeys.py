@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from kube import CHART
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import MasterDownError, ReadOnlyError, RedisError, ResponseError
 
 from servicekit.bus.embedded import find_server
 from servicekit.bus.interface import BusUnavailable
@@ -290,6 +290,27 @@ class Valkeys:
         assert primary is not None
         return primary
 
+    def ask_primary(self, user: str, *words: str) -> str:
+        """The answer to a command, a refusal as well. Asked again where the server does not answer, or is the primary
+        no more: a machine that stalls for longer than Sentinels wait makes another server that.
+        """
+
+        def ask() -> str | None:
+            primary = self.whole()
+            if primary is None:
+                return None
+            with primary.client(user) as client:
+                try:
+                    return str(client.execute_command(*words))
+                except (ReadOnlyError, MasterDownError):
+                    return None
+                except ResponseError as error:
+                    return str(error)
+
+        answer = self.wait_until(ask, f"an answer to {words[0]}")
+        assert answer is not None
+        return answer
+
     def describe(self) -> str:
         """The state of each server, the primary that each Sentinel names, and the ends of all logs."""
         states = [f"{each.address} is {each.info()}" for each in self.servers]
@@ -347,6 +368,16 @@ class Writes:
         copies = [1, replicas]
         return bool(client.execute_command("WAITAOF", *copies, 2000) == copies)
 
-    def assert_kept(self, primary: Pod) -> None:
-        with primary.client("services") as client:
-            assert self._kept <= client.smembers(f"{{{NAME}}}:written") <= self._tried
+    def assert_kept(self) -> None:
+        """Asks the primary, once everything is as it should be; another one if it is not the primary any more."""
+
+        def read() -> tuple[set[str]] | None:
+            primary = self._valkeys.whole()
+            if primary is None:
+                return None
+            with primary.client("services") as client:
+                return (client.smembers(f"{{{NAME}}}:written"),)
+
+        found = self._valkeys.wait_until(read, "what was written is read")
+        assert found is not None
+        assert self._kept <= found[0] <= self._tried

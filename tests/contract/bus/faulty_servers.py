@@ -46,12 +46,16 @@ class Proxy:
         """All connections of now stay open, and nothing comes through them any more."""
         self._silent.update(self._open)
 
-    def close(self) -> None:
-        self._listener.close()
+    def hang_up(self) -> None:
+        """All connections of now end."""
         for each in self._open:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.hang_up()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

@@ -26,7 +26,8 @@ def _is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("port", [None, 0])
-def test_data_outlasts_a_stop_and_a_kill(tmp_path: Path, port: int | None) -> None:
+def test_data_outlasts_a_stop_and_a_kill(tmp_path: Path, port: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 300.0)
     server = EmbeddedServer(tmp_path / "data", port=port)
     server.start()
     server.start()

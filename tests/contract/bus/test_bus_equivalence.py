@@ -376,6 +376,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
+@pytest.mark.timeout(7200)  # many examples, each of many calls: a machine that has others to serve takes long
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(sequence=st.lists(steps, min_size=10, max_size=50))
 def test_memory_and_server_answer_alike(server_url: str, sequence: list[Step]) -> None:

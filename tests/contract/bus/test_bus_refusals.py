@@ -155,28 +155,29 @@ def test_a_server_that_hangs_is_unavailable(server: EmbeddedServer, monkeypatch:
 
     async def test(pid: int) -> None:
         async_connection = await bus.connect_async()
-        for module in (redis_connection, redis_async_connection):
-            monkeypatch.setattr(module, "PATIENCE_S", 0.2)
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(BusUnavailable, match="does not answer"):
             await async_connection.call(Length(b"{s}"))
         await async_connection.close()
 
-    try:
-        asyncio.run(test(server.pid))
-        with pytest.raises(BusUnavailable):
-            connection.call(Length(b"{s}"))
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
+    with monkeypatch.context() as patched:
+        for module in (redis_connection, redis_async_connection):
+            patched.setattr(module, "PATIENCE_S", 0.2)
+        try:
+            asyncio.run(test(server.pid))
+            with pytest.raises(BusUnavailable):
+                connection.call(Length(b"{s}"))
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
     connection.reconnect()
     assert connection.call(Length(b"{s}")) == 0
     connection.close()
 
 
 def test_a_long_wait_is_not_taken_for_a_hanging_server(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_connection, "PATIENCE_S", 1.0)
     bus = open_bus(server.url)
     connection = bus.connect()
+    monkeypatch.setattr(redis_connection, "PATIENCE_S", 1.0)
     assert connection.call(Read({b"{s}": b"0-0"}, block_ms=1200)) == {}
     connection.close()
 

@@ -27,7 +27,7 @@ def test_an_answer_is_taken_whether_it_comes_while_polling_or_later(
 
     thread = threading.Thread(target=write)
     thread.start()
-    found = reader.call(Read({stream: after}, block_ms=10_000, awake_s=awake_s))
+    found = reader.call(Read({stream: after}, block_ms=600_000, awake_s=awake_s))
     thread.join()
     assert [entry.fields for entry in found[stream]] == [{b"p": b"found"}]
     assert reader.call(Read({stream: found[stream][-1].entry_id}, block_ms=1)) == {}

@@ -10,6 +10,7 @@ import structlog
 from bus_flow import ask
 from faulty_servers import LIMIT_S, Proxy, running
 
+from gateway_svc import link as link_module
 from gateway_svc.link import Link
 from servicekit.bus import BusUnavailable, open_bus
 from servicekit.bus.calls import Append, Read
@@ -57,12 +58,17 @@ async def _lives_through(proxy: Proxy, trouble: Callable[[], Awaitable[None]]) -
     return link
 
 
-def test_a_gateway_leaves_connections_that_are_half_open(valkey_tcp_port: int) -> None:
+def test_a_gateway_leaves_connections_that_are_half_open(valkey_tcp_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         proxy = Proxy(valkey_tcp_port)
 
         async def trouble() -> None:
             proxy.go_silent()
+            async with asyncio.timeout(LIMIT_S):
+                while proxy.num_connections < 4:
+                    await asyncio.sleep(0.02)
+            # The new ones are not left as well if the server stands still for a while.
+            monkeypatch.setattr(link_module, "ANSWER_S", LIMIT_S)
 
         link = await _lives_through(proxy, trouble)
         assert proxy.num_connections == 4, "the two at first, and the two made anew"

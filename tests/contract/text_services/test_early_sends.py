@@ -127,7 +127,8 @@ def test_rows_are_dropped_when_all_who_ended_are_retired(pool: Pool) -> None:
     bus = EarlyBus(0)
     pool = Pool(Path(pool.model), bus)
     ids = [pool.open(number) for number in range(1, NUM_REQUESTS)]
-    service = pool.detokenizer_service()
+    # Nobody looks after leases but when that is asked for.
+    service = pool.detokenizer_service(session_ttl_s=600.0)
 
     def look_around() -> None:
         service._keep_at_s = 0.0

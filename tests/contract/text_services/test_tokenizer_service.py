@@ -1,6 +1,8 @@
 """The tokenizer on a bus: every prompt ends as tokens or as an error, whatever it holds and whoever dies."""
 
+import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from detokenizer_svc import wire as detokenizer_wire
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Acknowledge, Append, Claim, Hello, Leave, Length, ReadGroup, RequestState, SessionKind
 from tokenizer_svc import service
+from tokenizer_svc.jobs import Outcome
 
 
 def _tokens(pool: Pool, request_id: bytes) -> requests_pb2.TokenizedPrompt:
@@ -190,11 +193,20 @@ def test_a_restarted_server_is_waited_for(pool: Pool) -> None:
         assert _tokens(pool, pool.submit(2, Prompt(text="the"))).num_tokens
 
 
-def test_draining_finishes_what_was_read(pool: Pool) -> None:
-    service = pool.tokenizer_service(long_prompt_chars=10)
+def test_draining_finishes_what_was_read(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = pool.tokenizer_service(long_prompt_chars=4)
+    may_end, make = threading.Event(), service._outcomes.of
+
+    def make_later(*given: Any) -> Outcome:
+        assert may_end.wait(PATIENCE_S)
+        return make(*given)
+
+    monkeypatch.setattr(service._outcomes, "of", make_later)
     with running(service) as stop:
-        request_id = pool.submit(1, Prompt(text="the old mill " * 20_000))
+        request_id = pool.submit(1, Prompt(text="the old mill"))
         eventually(lambda: service.status().figures["tokenizer_long_prompts"])
         stop.drain()
+        eventually(lambda: not service.is_ready())
+        may_end.set()
         assert _tokens(pool, request_id).num_tokens
         assert not service.is_ready()
