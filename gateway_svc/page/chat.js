@@ -141,12 +141,17 @@ function showEnd() {
   if (follows) at("messages").scrollTop = at("messages").scrollHeight;
 }
 
-// This comes before scroll events: one that is measured with the new height would seem to be the reader's.
-addEventListener("resize", showEnd);
+// Where they have become higher or lower since, it was not the reader who left the end.
+let height = at("messages").clientHeight;
 
 at("messages").addEventListener("scroll", ({ target: log }) => {
-  follows = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_PX;
+  if (log.clientHeight === height) follows = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_PX;
 });
+
+new ResizeObserver(([{ target: log }]) => {
+  height = log.clientHeight;
+  showEnd();
+}).observe(at("messages"));
 
 function show(role, who) {
   const text = element("div", { class: "text" });

@@ -287,8 +287,8 @@ def check_free(children: Iterable[Child]) -> None:
 
 
 def hold_ports(children: Iterable[Child]) -> ExitStack:
-    """As `check_free`, and until it is closed nobody else finds these ports free, before a service listens and while
-    it is started again. On Linux; elsewhere no service could listen on a port that is held.
+    """As `check_free`, and until it is closed other launchers' `free_ports` does not find these ports, before a service
+    listens and while it is started again. On Linux; elsewhere no service could listen on a port that is held.
 
     Raises:
         PenstockError: see `check_free`.
@@ -300,7 +300,7 @@ def hold_ports(children: Iterable[Child]) -> ExitStack:
 
 
 def _bound(children: Iterable[Child]) -> ExitStack:
-    """Sockets that are bound to all addresses of services, and do not listen."""
+    """Sockets that are bound to what `_addresses` tells, and do not listen."""
     with ExitStack() as stack:
         for address, what, name in _addresses(children):
             host, port = split_address(address)
@@ -316,7 +316,7 @@ def _bound(children: Iterable[Child]) -> ExitStack:
 
 
 def _addresses(children: Iterable[Child]) -> Iterator[tuple[str, str, str]]:
-    """Where services listen, the flag that decides it, and who it is."""
+    """Where services listen for calls and for questions about themselves, the flag that decides it, and who it is."""
     for child in children:
         inner = "first-port"
         grpc_port = "grpc-port" if child.http_address else inner

@@ -54,7 +54,7 @@ class LocalPod:
         self.ports = release.ports_of(pod, name)
         self._mounts = self._make_mounts()
         self._process: subprocess.Popen[bytes] | None = None
-        self.num_coming = 0  # clients that were sent to it and have no answer yet
+        self.num_coming = 0  # clients that were sent to it and have not sent their request yet
 
     @property
     def trace(self) -> Path:
@@ -93,12 +93,15 @@ class LocalPod:
         return self._passes(self.pod.container["livenessProbe"])
 
     def end(self) -> None:
-        """As a kubelet ends it: its hook, SIGTERM, and no kill before its grace is over."""
+        """As a kubelet ends it: its hook, SIGTERM, and no kill before its grace is over.
+
+        The hook is taken to last until all who were sent to it before its endpoint went have sent their requests: on a
+        busy machine some need longer than its few seconds.
+        """
         assert self._process is not None
         hook = self.pod.container.get("lifecycle") or {}
         if command := hook.get("preStop", {}).get("exec", {}).get("command"):
             subprocess.run(command, check=True)
-        # On a busy machine a client that was sent to it before its endpoint went may take longer than the hook.
         wait_until(lambda: not self.num_coming, f"the clients of {self.name} have come")
         self._process.terminate()
         grace_s = self.pod.spec.get("terminationGracePeriodSeconds", 30)
@@ -293,18 +296,27 @@ class LocalRelease:
         return [each for each in self.pods if each.component == component]
 
     @contextmanager
-    def chosen(self, component: str, number: int) -> Iterator[LocalPod]:
-        """One of those that are there, as a Service sends a client to it; the `with` ends when that has an answer."""
+    def chosen(self, component: str, number: int) -> Iterator[tuple[LocalPod, Callable[[], None]]]:
+        """One of those that are there, as a Service sends a client to it, and what to call once that has sent its
+        request.
+        """
         with self._lock:
             ready = self.of(component)
             assert ready, f"no {component} is ready"
             pod = ready[number % len(ready)]
             pod.num_coming += 1
-        try:
-            yield pod
-        finally:
+        is_coming = True
+
+        def has_come() -> None:
+            nonlocal is_coming
             with self._lock:
-                pod.num_coming -= 1
+                pod.num_coming -= is_coming
+                is_coming = False
+
+        try:
+            yield pod, has_come
+        finally:
+            has_come()
 
     def connections(self) -> set[tuple[str, str, int]]:
         """Whoever connected to whom at which container port: components.

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import httpx
@@ -77,11 +76,17 @@ class Installed:
         body = {"model": "qwen3-8b", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
         body |= {"ignore_eos": True}
         headers = {"Authorization": f"Bearer {self.key}"}
-        with ExitStack() as stack:
-            with self.pods.chosen("gateway", prompt[0]) as gateway:
-                url = f"https://127.0.0.1:{gateway.port('http')}/v1/completions"
-                call = httpx.stream("POST", url, json=body, headers=headers, verify=self.trust, timeout=300)
-                reply = stack.enter_context(call)
+        with self.pods.chosen("gateway", prompt[0]) as (gateway, has_come), httpx.Client(verify=self.trust) as client:
+            url = f"https://127.0.0.1:{gateway.port('http')}/v1/completions"
+
+            def trace(event: str, _: object) -> None:
+                if event == "http11.send_request_body.complete":
+                    has_come()
+
+            request = client.build_request(
+                "POST", url, json=body, headers=headers, timeout=300, extensions={"trace": trace}
+            )
+            reply = client.send(request, stream=True)
             events = b"".join(reply.iter_bytes()).decode().split("\n\n")
             assert reply.status_code == 200, events
         data = [event.removeprefix("data: ") for event in events if event.startswith("data: ")]

@@ -292,7 +292,7 @@ class Valkeys:
 
     def ask_primary(self, user: str, *words: str) -> str:
         """The answer to a command, a refusal as well. Asked again where the server does not answer, or is the primary
-        no more: a machine that stalls for longer than Sentinels wait makes another server that.
+        no more: Sentinels promote another where a machine stalls for longer than they wait.
         """
 
         def ask() -> str | None:

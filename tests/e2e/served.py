@@ -20,7 +20,7 @@ from worker_svc.core.pretended_model import expected_tokens
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300.0  # of a wait for an event, on any machine
-LONG_LEASES = "--session-ttl-s=60"  # for a test in which nobody dies, on a machine that stands still for seconds
+LONG_LEASES = "--session-ttl-s=60"  # where nobody is missed by a lease, on a machine that stands still for seconds
 CALM_LEASES = "--session-ttl-s=15"  # where somebody may die as well
 # For clients that come back through the other one, as soon as the machine lets them.
 TWO_GATEWAYS = ("--gateways=2", "--orphan-grace-s=600", "--resume-grace-s=600")

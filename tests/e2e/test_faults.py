@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import ENDLESS_TOKENS, EOS, LIMIT_S, LONG_LEASES, SIMULATED, VOCAB_SIZE, Served, expected, wait_until
+from served import EOS, LIMIT_S, LONG_LEASES, SIMULATED, VOCAB_SIZE, Served, expected, wait_until
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import SamplingParams
@@ -52,12 +52,12 @@ def test_a_request_that_ends_every_worker_is_given_up_and_the_others_finish(serv
     assert num_deaths() == 4
 
 
-def test_a_long_request_outlives_more_workers_than_one_that_kills_them(long_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_long_request_outlives_more_workers_than_one_that_kills_them(checkpoint: Path, tmp_path: Path) -> None:
     """Each dies for another reason, when the request has gone on well for a while."""
-    num_deaths, tokens_between = 6, 20
-    params = SamplingParams(temperature=0, max_tokens=ENDLESS_TOKENS, ignore_eos=True)
+    num_deaths, tokens_between, num_tokens = 6, 20, 1500
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     flags = ("--step-ms=5", "--forgiven-after-tokens=10", "--max-restart-pause-s=0.2", LONG_LEASES, *SIMULATED)
-    with Served(tmp_path, f"--model={long_checkpoint}", *flags) as served, served.wait_ready().client() as client:
+    with Served(tmp_path, f"--model={checkpoint}", *flags) as served, served.wait_ready().client() as client:
         token_ids: list[int] = []
         killed: list[int] = []
         enough = tokens_between
@@ -65,13 +65,10 @@ def test_a_long_request_outlives_more_workers_than_one_that_kills_them(long_chec
             if not isinstance(event, Delta):
                 continue
             token_ids += event.token_ids
-            if len(token_ids) <= enough:
-                continue
-            if len(killed) == num_deaths:
-                break
-            wait_until(lambda: served.pids()["worker-0"] not in killed, "the next life")
-            killed.append(served.pids()["worker-0"])
-            os.kill(killed[-1], signal.SIGKILL)
-            enough = len(token_ids) + tokens_between
+            if len(killed) < num_deaths and len(token_ids) > enough:
+                wait_until(lambda: served.pids()["worker-0"] not in killed, "the next life")
+                killed.append(served.pids()["worker-0"])
+                os.kill(killed[-1], signal.SIGKILL)
+                enough = len(token_ids) + tokens_between  # what came at once counts for one death
     assert len(set(killed)) == num_deaths
-    assert token_ids == expected(PROMPTS[0], len(token_ids))
+    assert token_ids == expected(PROMPTS[0], num_tokens)

@@ -5,24 +5,24 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
 import httpx
 import pytest
-from served import LONG_LEASES, SIMULATED, Served, expected, wait_until
+from served import ENDLESS_TOKENS, LONG_LEASES, SIMULATED, Served, expected, wait_until
 
 from contract.domain.params import SamplingParams
-from penstock.client import Delta, resumption
+from penstock.client import Accepted, Delta, resumption
 
 KINDS = {"gateway", "tokenizer", "scheduler", "worker", "detokenizer"}
 PROMPT, NUM_TOKENS = [1, 2, 3], 400
 
 
 @pytest.fixture
-def served(checkpoint: Path, tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path, f"--model={checkpoint}", "--log-format=json", *SIMULATED) as served:
+def served(long_checkpoint: Path, tmp_path: Path) -> Iterator[Served]:
+    flags = (f"--model={long_checkpoint}", "--log-format=json", "--step-ms=1", "--drain-timeout-s=300", *SIMULATED)
+    with Served(tmp_path, *flags) as served:
         yield served.wait_ready()
 
 
@@ -44,14 +44,13 @@ def test_every_service_is_alive_and_ready_and_no_longer_ready_once_it_drains(ser
     assert ports.keys() == KINDS
     for port in ports.values():
         wait_until(lambda port=port: (check(port, "/health"), check(port, "/ready")) == (200, 200), "ready")
-
-    def is_not_ready() -> bool:
-        # Told at each look: it is soon replaced by one that is ready.
-        with suppress(ProcessLookupError):
-            os.kill(served.pids()["scheduler-0"], signal.SIGTERM)
-        return check(ports["scheduler"], "/ready") != 200
-
-    wait_until(is_not_ready, "not ready")
+    with served.client() as client:
+        stream = client.generate([1, 2, 3], SamplingParams(max_tokens=ENDLESS_TOKENS, ignore_eos=True))
+        assert not isinstance([next(stream), next(stream)][1], Accepted)
+        os.kill(served.pids()["scheduler-0"], signal.SIGTERM)  # it drains for as long as the stream goes on
+        wait_until(lambda: check(ports["scheduler"], "/ready") == 503, "not ready")
+        assert check(ports["scheduler"], "/health") == 200
+        stream.close()
 
 
 @pytest.fixture

@@ -157,6 +157,7 @@ def _begin(url: str, body: dict[str, Any], headers: dict[str, str], kill: Callab
 
     with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=300) as reply:
         heard.read(reply, is_broken)
+    assert is_killed or (heard.is_done and len(heard.finishes) == num_prompts * body.get("n", 1))
     return heard if is_killed else None
 
 

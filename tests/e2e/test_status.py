@@ -17,6 +17,7 @@ def test_status_shows_services_hops_and_figures(simulated: Served) -> None:
 
     def is_complete() -> bool:
         told.append(penstock("status", "--address", simulated.grpc_address))
+        assert not told[-1].stderr
         return told[-1].returncode == 0
 
     wait_until(is_complete, "all say that they are ready")

@@ -119,8 +119,8 @@ def test_a_grpc_call_goes_on_through_another_gateway_in_the_same_groups(
                 if len(deltas) == 3 and event.finish is FinishReason.UNSPECIFIED:
                     kill()
                     is_killed = True
-    assert [token for each in deltas for token in each.token_ids] == expected(PROMPT_IDS, NUM_TOKENS)
-    check_groups([each.token_ids for each in deltas])
+            assert [token for each in deltas for token in each.token_ids] == expected(PROMPT_IDS, NUM_TOKENS)
+            check_groups([each.token_ids for each in deltas])
 
 
 def test_an_echo_of_tokens_is_their_text_and_one_of_several_prompts_their_own(served: Served) -> None:

@@ -20,7 +20,7 @@ RENDERED = "user: hi\nassistant:"
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--tokenizers=2", "--step-ms=5", *SIMULATED)
-    flags += (CALM_LEASES,)  # while one is started again, calls need the other's
+    flags += (CALM_LEASES,)  # while one tokenizer is started again, the other one's must not run out
     with Served(tmp_path_factory.mktemp("vocabulary"), *flags) as served:
         yield served.wait_ready()
 

@@ -39,7 +39,7 @@ class Epoch(NamedTuple):
     step: int = 0  # planned last
     model_digest: bytes = MODELS[0]  # of the worker
     planned: tuple[bytes, int] | None = None  # the request and sample of the plan in flight
-    unsent: bytes = b""  # that plan, if its answer was lost: it is sent again, first of all
+    unsent: bytes = b""  # that plan, if its answer was lost: it is sent again before another is made
 
 
 class SchedulerState(NamedTuple):

@@ -16,7 +16,7 @@ from servicekit.bus.keys import TOKENIZERS, Keys
 if TYPE_CHECKING:  # it needs packages that only rounds with traces need
     from bench.rig.chaos.collector import Collector
 
-CLEAN_WITHIN_S = 180.0
+CLEAN_WITHIN_S = 60.0
 _PROBE_S = 0.5
 _MAX_LOG_ENTRIES = 1  # the last one read
 # What a pool without requests may hold, as `servicekit.bus.keys` names it; some of it only for a time, or empty.
@@ -58,7 +58,7 @@ async def audit(
 
     Of gateways that serve several pools, `pool` is the one, and `num_gateways` all that serve it.
 
-    The pipeline gets three minutes for what takes it time: restarts, takeovers, cancels of requests without a client. A
+    The pipeline gets a minute for what takes it time: restarts, takeovers, cancels of requests without a client. A
     collector of traces must have been told of every request.
     """
     began_s = time.monotonic()

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.rig.chaos.append_only import AppendOnlyFile
 from bench.rig.chaos.bombs import Replies, bomb
@@ -54,7 +55,7 @@ class Blow:
     # killed and without its last writes; readonly: the server, demoted for a while.
     how: str
     at_s: float  # monotonic
-    # When the process was gone, if it was killed: on a busy machine its connections break some time after the signal.
+    # When the process had died, if a signal killed it: on a busy machine its connections break some time after that.
     gone_s: float | None = None
 
 
@@ -157,7 +158,7 @@ class Killer:
                 os.kill(pid, signal.SIGCONT)
 
     async def _see_it_go(self, blow: Blow, pid: int) -> None:
-        while _runs(pid):
+        while not _is_dead(pid) and self._pipeline.pids()[blow.name] == pid:
             await asyncio.sleep(_LOOK_S)
         blow.gone_s = time.monotonic()
 
@@ -178,6 +179,14 @@ class Killer:
                 server.command("REPLICAOF", "NO", "ONE")
         finally:
             server.close()
+
+
+def _is_dead(pid: int) -> bool:
+    """Return whether a process has ended, whether its parent knows it or not (Linux)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "XZ"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _runs(pid: int) -> bool:

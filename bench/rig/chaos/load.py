@@ -32,7 +32,6 @@ SILENCE_S = 45.0  # without an event: the stream is lost
 _REFUSED_PAUSE_S = 0.2
 _RECONNECT_S = 30.0  # without anything new: then a broken connection counts
 _RECONNECT_PAUSE_S = 0.1
-_CALLED_AGAIN = (408, 429, 503)  # statuses after which the packages that people use call again
 _DROP_SHARE = 0.2  # of the connections over HTTP
 _DROP_AFTER = (1, 120)  # events
 CUT_SHORT = "the stream ended without its end mark"
@@ -253,7 +252,7 @@ async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> 
     """Reads one connection to its end, or drops it after so many events."""
     if reply.status_code != 200:
         error, end = f"{reply.status_code}: {(await reply.aread()).decode()}", End.FAILED
-        if reply.status_code in _CALLED_AGAIN:
+        if reply.status_code in (429, 503):
             end = End.BROKEN if story.event_times_s else End.REFUSED
         story.fail(end, error)
         if reply.status_code == 429:

@@ -167,16 +167,9 @@ class ServedPipeline:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-                self._wait_for_children()
         if self._kept:
             self._kept.close()
             self._kept = None
-
-    def _wait_for_children(self) -> None:
-        """The kernel tells them that the launcher is dead, and they end in order."""
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        while self.survivors() and time.monotonic() < deadline_s:
-            time.sleep(0.05)
 
     @property
     def proxy(self) -> Proxy:

@@ -153,18 +153,18 @@ def test_a_server_that_hangs_is_unavailable(server: EmbeddedServer, monkeypatch:
     connection = bus.connect()
     assert server.pid is not None
 
-    async def test(pid: int) -> None:
+    async def test(pid: int, patched: pytest.MonkeyPatch) -> None:
         async_connection = await bus.connect_async()
+        for module in (redis_connection, redis_async_connection):
+            patched.setattr(module, "PATIENCE_S", 0.2)
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(BusUnavailable, match="does not answer"):
             await async_connection.call(Length(b"{s}"))
         await async_connection.close()
 
     with monkeypatch.context() as patched:
-        for module in (redis_connection, redis_async_connection):
-            patched.setattr(module, "PATIENCE_S", 0.2)
         try:
-            asyncio.run(test(server.pid))
+            asyncio.run(test(server.pid, patched))
             with pytest.raises(BusUnavailable):
                 connection.call(Length(b"{s}"))
         finally:

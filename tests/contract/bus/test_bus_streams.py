@@ -25,7 +25,7 @@ from servicekit.bus.calls import (
 )
 from servicekit.bus.keys import TOKENIZERS
 
-WAIT_MS = 600_000  # longer than any test takes: a read that is not woken up ends without what it waits for
+WAIT_MS = 600_000  # longer than any test takes: a read that is not woken up is noticed
 
 
 def test_entries_come_back_whole_and_in_order(flow: Flow) -> None:

@@ -370,7 +370,9 @@ def test_a_child_is_asked_over_http(
                 pass
 
             replica = Replica(child, Output(stream=io.StringIO()), 0.02, mourn)
-            while not asked:  # the patience may have run out before a question was sent
+            assert await replica._ask("/health") is expected
+            await ended.wait()
+            while reply is None and not asked:  # the short patience ran out before a question was sent
                 ended.clear()
                 assert await replica._ask("/health") is expected
                 await ended.wait()

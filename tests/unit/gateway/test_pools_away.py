@@ -6,7 +6,7 @@ import httpx
 from pool_sites import LIMIT_S, Listener, Site, ask, gateways_of, served, silent, text_of, up
 from running_gateway import eventually
 
-from servicekit.bus.calls import Hello, SessionKind
+from servicekit.bus.calls import Hello, ListWorkers, SessionKind
 from servicekit.shape import pool_shape
 
 
@@ -27,15 +27,17 @@ def test_a_pool_whose_server_is_away_is_503_for_its_models_alone(site: Site) -> 
     site.pipelines["one"].script = lambda request: request.say("one")
     assert text_of(ask(gateway, "red")) == "one"
     assert httpx.get(f"{gateway.url}/ready", timeout=300).status_code == 200, "one pool is enough"
-    eventually(lambda: httpx.get(f"{gateway.url}/health", timeout=300).status_code == 200, LIMIT_S)
+    assert httpx.get(f"{gateway.url}/health", timeout=300).status_code == 200
     assert served(gateway) == ["red", "blue"]
     site.bus("one").stop()
     eventually(lambda: httpx.get(f"{gateway.url}/ready", timeout=300).status_code == 503, LIMIT_S)
     for name in ("one", "two"):
         site.bus(name).start()
     eventually(lambda: up(gateway) == {"one": 1.0, "two": 1.0}, LIMIT_S)
-    # Its worker goes on a moment later than its server.
-    eventually(lambda: '"text":"two"' in ask(gateway, "blue").text, LIMIT_S)
+    # Its worker goes on a moment later than its server, and the gateway looks once a second.
+    eventually(lambda: all(each.alive for each in site.pipelines["two"].call(ListWorkers())), LIMIT_S)
+    site.wait_for(gateway, "red", "blue")
+    assert text_of(ask(gateway, "blue")) == "two"
     request.send(request.row("b", finish=1))
     assert listener.end() == "ab"
 
