@@ -5,11 +5,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from byte_tokenizer import write_byte_model
-from served import LONG_LEASES, SIMULATED, Served
+from served import LONG_LEASES, SIMULATED, Served, wait_until
 from test_foreign_clients import call
 
 from contract.domain.api_keys import CONTROL_TOKEN_HEADER, hash_api_key
@@ -52,8 +53,14 @@ def test_the_page_is_open_and_the_picture_of_the_pool_is_the_operators(served: S
     assert httpx.get(served.http_url, timeout=300).status_code == 200
     url = f"{served.http_url}/v1/pipeline"
     assert httpx.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=300).status_code == 401
-    told = httpx.get(url, headers={CONTROL_TOKEN_HEADER: control_token(served)}, timeout=300)
-    assert told.json()["blocks"][0]["num_blocks"] == 2048
+    told: list[dict[str, Any]] = []
+
+    def is_told() -> bool:
+        told[:] = httpx.get(url, headers={CONTROL_TOKEN_HEADER: control_token(served)}, timeout=300).json()["blocks"]
+        return bool(told)
+
+    wait_until(is_told, "a scheduler tells its blocks")  # once it renews its lease
+    assert told[0]["num_blocks"] == 2048
 
 
 def test_a_gateway_may_have_no_page(checkpoint: Path, tmp_path: Path) -> None:
