@@ -28,7 +28,7 @@ from bench.rig.prometheus import Prometheus, is_installed
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import SamplingParams
 from penstock.client import Accepted, AsyncClient
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 
 RULES = ROOT / "deploy" / "helm" / "penstock" / "files" / "prometheus-rules.yaml"
 FLAGS = ("--step-ms=20", "--num-blocks=512", "--max-num-seqs=16", "--trust-tenant-header", "--log-level=warning")

@@ -29,7 +29,7 @@ from bench.rig.chaos.workers import Workers
 from bench.rig.machine import describe_machine
 from bench.rig.prometheus import Prometheus, is_installed
 from contract.domain.params import SamplingParams
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 
 METRIC = "penstock_waiting_requests"
 TOLD_WITHIN_S = 15.0

@@ -11,7 +11,7 @@ from typing import Any
 from bench.rig.children import ChildError, ask
 from bench.rig.served import Load, Server, answers_at, pipeline_phases, pipeline_ports
 from bench.rig.work import Work
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 
 START_TIMEOUT_S = 240.0
 MAX_MODEL_LEN = 4096  # for rows that need no more

@@ -13,7 +13,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Self
 
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 
 PROGRAM = "prometheus"
 _ASK_S = 60.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bench.rig.checkpoint import write_checkpoint
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 from servicekit.bus import Bus, open_bus
 from servicekit.bus.embedded import EmbeddedServer
 

@@ -1,7 +1,6 @@
 """The options of `penstock serve`, and the processes that follow from them."""
 
 import argparse
-import contextlib
 import os
 import socket
 import sys
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 import penstock
-from contract.domain.errors import ErrorCode, PenstockError
+from penstock.launcher.ports import Listener, bind, free_ports, ports_from
 from servicekit.bus.calls import SessionKind
 from servicekit.config_file import add_config
 from servicekit.settings import (
@@ -25,7 +24,6 @@ from servicekit.settings import (
     add_flags,
     expanded,
     options,
-    split_address,
 )
 
 BUNDLED_MODEL = Path(penstock.__file__).parent / "bundled_model"
@@ -48,9 +46,6 @@ _DECIDED_HERE = frozenset(
     }
 )
 
-FIRST_PORT = 20_000  # of those that are found for services whose port nobody chose
-_GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples stand as far apart as any do, however many there are
-_PORTS = 65_536
 
 _DOORS = ("control_token_file", "metrics_token_file", "tls_cert", "tls_key", "tls_client_ca")
 _Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -283,7 +278,7 @@ def check_free(children: Iterable[Child]) -> None:
     Raises:
         PenstockError: INTERNAL (the operator's fault): a port is taken, or the address is not one of this machine.
     """
-    _bound(children).close()
+    bind(_addresses(children)).close()
 
 
 def hold_ports(children: Iterable[Child]) -> ExitStack:
@@ -293,30 +288,14 @@ def hold_ports(children: Iterable[Child]) -> ExitStack:
     Raises:
         PenstockError: see `check_free`.
     """
-    held = _bound(children)
+    held = bind(_addresses(children))
     if sys.platform != "linux":
         held.close()
     return held
 
 
-def _bound(children: Iterable[Child]) -> ExitStack:
-    """Sockets that are bound to what `_addresses` tells, and do not listen."""
-    with ExitStack() as stack:
-        for address, what, name in _addresses(children):
-            host, port = split_address(address)
-            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-            # Servers have it as well: of two sockets that have it, one may listen where the other is bound.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                message = f"{name} cannot listen on {address} ({error}): choose another --{what}"
-                raise PenstockError(ErrorCode.INTERNAL, message) from error
-        return stack.pop_all()
-
-
-def _addresses(children: Iterable[Child]) -> Iterator[tuple[str, str, str]]:
-    """Where services listen for calls and for questions about themselves, the flag that decides it, and who it is."""
+def _addresses(children: Iterable[Child]) -> Iterator[Listener]:
+    """Where services listen for calls and for questions about themselves."""
     for child in children:
         inner = "first-port"
         grpc_port = "grpc-port" if child.http_address else inner
@@ -327,48 +306,7 @@ def _addresses(children: Iterable[Child]) -> Iterator[tuple[str, str, str]]:
             (inner, child.health_address),
         ):
             if address:
-                yield address, what, child.name
-
-
-def ports_from(first: int, count: int) -> list[int]:
-    """So many ports from one on, the first one last.
-
-    Raises:
-        PenstockError: INTERNAL (the operator's fault): there are not so many.
-    """
-    if first + count > _PORTS:
-        raise PenstockError(ErrorCode.INTERNAL, f"--first-port may be at most {_PORTS - count}: {count} are needed")
-    return list(range(first + count - 1, first - 1, -1))
-
-
-def free_ports(count: int) -> list[int]:
-    """Different TCP ports that nobody has at the moment.
-
-    As far as there are any, of those that no connection is given as its near end: they stay free until their service
-    listens, and while it is started again. Each process looks elsewhere first, so that two do not find the same: those
-    that are started right after each other, of which each may want some fifty, the furthest from each other.
-    """
-    candidates = range(FIRST_PORT, first_ephemeral_port())
-    start = int(os.getpid() * _GOLDEN_RATIO % 1 * len(candidates))
-    wanted = [candidates[(start + offset) % len(candidates)] for offset in range(len(candidates))] + [0] * count
-    found: list[int] = []
-    with ExitStack() as stack:
-        for port in wanted:
-            if len(found) == count:
-                break
-            probe = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.append(int(probe.getsockname()[1]))
-    return found
-
-
-def first_ephemeral_port() -> int:
-    """The system gives ports from this one on to the near ends of connections."""
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        return 49_152  # as IANA has it, where the system does not say
+                yield Listener(child.name, address, what)
 
 
 def _service_options(kind: SessionKind) -> dict[str, Option]:

@@ -24,7 +24,7 @@ from kube import NAMESPACE, ROOT, Object, Pod, of_kind, pods
 from rollouts import Act, Rollout, Turn, workload
 from valkeys import needs_client
 
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 from servicekit.bus.embedded import find_server
 
 LIMIT_S = 300.0

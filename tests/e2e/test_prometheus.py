@@ -20,7 +20,7 @@ from bench.rig.boards import fill_in, read_boards
 from bench.rig.prometheus import Prometheus, is_installed
 from contract.domain.params import SamplingParams
 from penstock.client import Client
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 
 RULES = ROOT / "deploy" / "helm" / "penstock" / "files" / "prometheus-rules.yaml"
 DEATHS_LIMIT_S = 600.0  # a rate shows what was lost for the second time only, and not every death finds something

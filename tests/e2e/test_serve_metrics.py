@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from served import SIMULATED, Served, wait_until
 
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 from servicekit.tokens import write_token
 
 TOKEN = "of-metrics-" * 3

@@ -10,7 +10,7 @@ from served import LONG_LEASES, ROOT, SERVER, SIMULATED, Served, wait_until
 
 from contract.domain.params import SamplingParams
 from penstock.client import Client
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 from servicekit.bus.embedded import EmbeddedServer
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4)

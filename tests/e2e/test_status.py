@@ -6,6 +6,8 @@ import sys
 import pytest
 from served import ROOT, Served, wait_until
 
+from penstock.cli.status import is_complete
+
 
 def penstock(*argv: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock.cli", *argv]
@@ -13,15 +15,10 @@ def penstock(*argv: str, typed: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_status_shows_services_hops_and_figures(simulated: Served) -> None:
-    told: list[subprocess.CompletedProcess[str]] = []
-
-    def is_complete() -> bool:
-        told.append(penstock("status", "--address", simulated.grpc_address))
-        assert not told[-1].stderr
-        return told[-1].returncode == 0
-
-    wait_until(is_complete, "all say that they are ready")
-    shown = told[-1]
+    with simulated.client() as client:
+        wait_until(lambda: is_complete(client.pipeline()), "all say that they are ready")
+    shown = penstock("status", "--address", simulated.grpc_address)
+    assert shown.returncode == 0, shown.stderr
     for word in ("gateway-0", "tokenizer-0", "scheduler-0", "worker-0", "detokenizer-0", "ready"):
         assert word in shown.stdout
     for word in ("prompts", "requests", "steps", "results", "tokens", "text", "wait p99", "KV blocks", "tok/s"):

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1 import trace_pb2
 from served import CALM_LEASES, ENDLESS_TOKENS, SIMULATED, Served, wait_until
 
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 
 LIMIT_S = 180
 HOPS = {"submit", "tokenize", "queue", "prefill", "decode", "detokenize", "deliver"}

@@ -50,7 +50,7 @@ EOS_EVERY = 300
 MAX_MODEL_LEN = 8192
 READY_TIMEOUT_S = 300.0
 _LIVES = re.compile(r"^(\S+) started \(pid|^ *(\S+) \|.*\[info\] ready$", re.MULTILINE)
-STOP_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
 
 
 def write_model(directory: Path, chats: str) -> None:

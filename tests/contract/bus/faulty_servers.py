@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bus_flow import ask
 
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 from servicekit.bus.embedded import find_server
 
 LIMIT_S = 180.0

@@ -5,17 +5,16 @@ from pathlib import Path
 import pytest
 
 from contract.domain.errors import PenstockError
-from penstock.launcher import layout
 from penstock.launcher.layout import (
     BUNDLED_NAME,
     Child,
     Launch,
     callable_address,
     children,
-    free_ports,
     hold_ports,
     parse,
 )
+from penstock.launcher.ports import free_ports
 from servicekit.bus.calls import SessionKind
 
 URL = "unix:///tmp/server.sock"
@@ -150,24 +149,6 @@ def test_a_wildcard_is_called_on_this_machine() -> None:
     assert children(launch("--host=::1"), URL)[0].http_address == "[::1]:8000"
 
 
-def test_free_ports_differ() -> None:
-    assert len(set(free_ports(50))) == 50
-
-
-def test_processes_that_start_after_each_other_find_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[int] = []
-    for pid in range(40_000, 40_030):
-        monkeypatch.setattr(layout.os, "getpid", lambda pid=pid: pid)
-        found += free_ports(50)
-    assert len(set(found)) == len(found)
-
-
-def test_a_port_that_somebody_has_is_not_free() -> None:
-    (port,) = free_ports(1)
-    with socket.create_server(("127.0.0.1", port)):
-        assert port not in free_ports(50)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no service could listen on a port that is held")
 def test_ports_that_are_held_are_found_by_nobody_else_and_services_listen_there() -> None:
     made = children(launch("--port=0", "--grpc-port=0"), URL)
@@ -179,14 +160,6 @@ def test_ports_that_are_held_are_found_by_nobody_else_and_services_listen_there(
         with pytest.raises(OSError, match="in use"), socket.socket() as other:
             other.bind(("127.0.0.1", min(held)))
     assert held & set(free_ports(50))
-
-
-@pytest.mark.parametrize("first_ephemeral", [0, layout.FIRST_PORT + 3])
-def test_where_few_ports_are_kept_from_connections_others_are_found(
-    monkeypatch: pytest.MonkeyPatch, first_ephemeral: int
-) -> None:
-    monkeypatch.setattr(layout, "first_ephemeral_port", lambda: first_ephemeral)
-    assert len(set(free_ports(50))) == 50
 
 
 def test_the_servers_url_may_come_from_the_environment_and_its_password_from_a_file(tmp_path: Path) -> None:

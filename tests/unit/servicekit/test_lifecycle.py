@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.v1 import status_pb2
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 from servicekit import lifecycle
 from servicekit.bus.calls import SessionKind
 from servicekit.lifecycle import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Stop, serve, start

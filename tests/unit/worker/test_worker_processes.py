@@ -18,7 +18,7 @@ from tiny_models import make_runner, save_model
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan
 from contract.v1 import worker_pb2, worker_pb2_grpc
-from penstock.launcher.layout import free_ports
+from penstock.launcher.ports import free_ports
 from servicekit.bus import Bus, open_bus
 from servicekit.bus.embedded import EmbeddedServer
 from worker_svc.core.pretended_model import expected_tokens
