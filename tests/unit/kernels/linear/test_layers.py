@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, LINES, assert_near, randn
 from torch import Tensor
 
@@ -116,6 +117,34 @@ def test_one_row_through_a_weight(outputs: int, inputs: int) -> None:
     ones = torch.ones_like(norm)
     folded = row_linear(x, weight, tile, norm=(ones, 1e-6), is_folded=True, is_gated=True)
     assert_near(folded, silu_gated(normed(x, ones, 1e-6) @ weight.double().t()))
+
+
+@pytest.mark.parametrize(("in_thread", "late"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("inputs", [1088, 1216, 1472, 192, 448])  # steps of 512 leave 64, 192, 448, all
+def test_one_row_through_a_weight_whose_inputs_steps_do_not_divide(inputs: int, *, in_thread: bool, late: bool) -> None:
+    tile = OneRowTile(4, 512, 4, in_thread, late)
+    x, weight = randn(1, inputs, seed=1), randn(24, inputs, seed=2, scale=inputs**-0.5)
+    norm, residual = 1 + randn(inputs, seed=3, scale=0.2), randn(1, 24, seed=4)
+    double = weight.double()
+    assert_near(row_linear(x, weight, tile, residual=residual), x.double() @ double.t() + residual.double())
+    expected = normed(x, norm, 1e-6) @ double.t()
+    assert_near(row_linear(x, weight, tile, norm=(norm, 1e-6)), expected)
+    assert_near(row_linear(x, weight, tile, norm=(norm, 1e-6), is_gated=True), silu_gated(expected))
+
+
+def launch_one() -> None:
+    tile = OneRowTile(2, 1024, 4, in_thread=True, late=True)
+    for inputs in (1024, 2304, 896):  # of full steps; and of a last one that is not; of only such a one
+        x, weight = torch.zeros(1, inputs, dtype=torch.bfloat16), torch.zeros(64, inputs, dtype=torch.bfloat16)
+        row_linear(x, weight, tile)
+        row_linear(x, weight, tile, norm=(x[0], 1e-6), is_gated=True)
+
+
+def test_one_row_is_multiplied_with_eight_weights_that_are_read_at_once_by_a_hopper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel = "worker_svc.core.kernels.linear.one_row._row_linear"
+    compile_for_hopper(monkeypatch, kernel, "ld.global.v4.b32", launch_one)
 
 
 @pytest.mark.parametrize("way", [Cublas(rows=3), Cublas(rows=8), Cublas(rows=9), Cublas(), Cublas(lt=True)], ids=str)

@@ -52,6 +52,42 @@ def _normed(x, scale, norm, SCALED: tl.constexpr, WEIGHTED: tl.constexpr):
 
 
 @triton.jit
+def _step(
+    acc,
+    up_acc,
+    squares,
+    x_ptr,
+    norm_ptr,
+    weights,
+    ups,
+    columns,
+    scale,
+    K: tl.constexpr,
+    EVEN: tl.constexpr,
+    SCALED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    IN_THREAD: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """The sums after these columns [BLOCK_K]: of products with weights [BLOCK_N, BLOCK_K], with ups, and of squares."""
+    ROWS: tl.constexpr = weights.shape[0]
+    COLUMNS: tl.constexpr = columns.shape[0]
+    w = _load(weights, columns[None, :], K, EVEN)
+    if GATED:
+        u = _load(ups, columns[None, :], K, EVEN)
+    x = _load(x_ptr + columns, columns, K, EVEN).to(tl.float32)
+    squares += _squares(x, COLUMNS, IN_THREAD)
+    norm = x
+    if WEIGHTED:
+        norm = _load(norm_ptr + columns, columns, K, EVEN).to(tl.float32)
+    x = _normed(x, scale, norm, SCALED, WEIGHTED)
+    acc += products(w, x, ROWS, COLUMNS, IN_THREAD)
+    if GATED:
+        up_acc += products(u, x, ROWS, COLUMNS, IN_THREAD)
+    return acc, up_acc, squares
+
+
+@triton.jit
 def _row_linear(
     x_ptr,  # [K]
     weight_ptr,  # [N, K]; GATED: [2 N, K], gates then ups
@@ -64,7 +100,6 @@ def _row_linear(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr,  # K divides by BLOCK_K
     WHOLE: tl.constexpr,  # power of two from K
     NORM: tl.constexpr,
     WEIGHTED: tl.constexpr,  # its weights are read
@@ -76,13 +111,16 @@ def _row_linear(
     GELU: tl.constexpr,  # the gate's, else silu
     DEPENDENT: tl.constexpr,
 ):
+    END: tl.constexpr = K // BLOCK_K * BLOCK_K  # of steps that are full
+    EVEN: tl.constexpr = END > 0
+    SCALED: tl.constexpr = NORM and not LATE
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_K)
     weights = weight_ptr + rows[:, None].to(tl.int64) * K + columns[None, :]
+    ups = weights + N.to(tl.int64) * K
     # What no kernel before writes is asked for before they have ended.
     w = _load(weights, columns[None, :], K, EVEN)
     if GATED:
-        ups = weights + N.to(tl.int64) * K
         u = _load(ups, columns[None, :], K, EVEN)
     norm = columns.to(tl.float32)
     if WEIGHTED:
@@ -90,28 +128,28 @@ def _row_linear(
     wait(DEPENDENT)
     release(DEPENDENT)
     scale, late_scale = 1.0, 1.0
-    if NORM and not LATE:
+    if SCALED:
         whole = tl.arange(0, WHOLE)
         hidden = tl.load(x_ptr + whole, mask=whole < K, other=0.0).to(tl.float32)
         scale = 1.0 / tl.sqrt(tl.sum(hidden * hidden) / K + eps)
     x = _load(x_ptr + columns, columns, K, EVEN).to(tl.float32)
     squares = _squares(x, BLOCK_K, IN_THREAD)  # the compiler leaves them out where nobody asks
-    x = _normed(x, scale, norm, NORM and not LATE, WEIGHTED)
+    x = _normed(x, scale, norm, SCALED, WEIGHTED)
     acc = products(w, x, BLOCK_N, BLOCK_K, IN_THREAD)
+    up_acc = 0.0
     if GATED:
         up_acc = products(u, x, BLOCK_N, BLOCK_K, IN_THREAD)
-    for k in range(BLOCK_K, K, BLOCK_K):
-        w = _load(weights + k, columns[None, :] + k, K, EVEN)
-        if GATED:
-            u = _load(ups + k, columns[None, :] + k, K, EVEN)
-        x = _load(x_ptr + k + columns, k + columns, K, EVEN).to(tl.float32)
-        squares += _squares(x, BLOCK_K, IN_THREAD)
-        if WEIGHTED:
-            norm = _load(norm_ptr + k + columns, k + columns, K, EVEN).to(tl.float32)
-        x = _normed(x, scale, norm, NORM and not LATE, WEIGHTED)
-        acc += products(w, x, BLOCK_N, BLOCK_K, IN_THREAD)
-        if GATED:
-            up_acc += products(u, x, BLOCK_N, BLOCK_K, IN_THREAD)
+    for k in range(BLOCK_K, END, BLOCK_K):
+        acc, up_acc, squares = _step(
+            *(acc, up_acc, squares, x_ptr, norm_ptr, weights + k, ups + k, k + columns, scale),
+            *(K, True, SCALED, WEIGHTED, IN_THREAD, GATED),
+        )
+    if EVEN and K > END:
+        # What full steps leave. Products with masks in all steps took up to a fifth longer on an H200.
+        acc, up_acc, squares = _step(
+            *(acc, up_acc, squares, x_ptr, norm_ptr, weights + END, ups + END, END + columns, scale),
+            *(K, False, SCALED, WEIGHTED, IN_THREAD, GATED),
+        )
     if NORM and LATE:
         # Its sum across threads comes with the products', and no weight waits for it.
         late_scale = 1.0 / tl.sqrt(tl.sum(squares) / K + eps)
@@ -161,7 +199,6 @@ def row_linear(
         K=inputs,
         BLOCK_N=rows,
         BLOCK_K=columns,
-        EVEN=inputs % columns == 0,
         WHOLE=triton.next_power_of_2(inputs),
         NORM=norm is not None,
         # Ones are left out only where that was measured.
