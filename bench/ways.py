@@ -3,9 +3,9 @@
     penstock bench ways --products normed:4864x4352,added:4352x16896 [--rows 1,32] [--most 8]
 
 A product is its kind (normed of one row, plain of several, added, gated) and the outputs and inputs of its weight,
-which is in bf16; of a gated one the outputs are gates and ups. Of each with each number of rows it tells what tables
-choose, and the ways that took least, in microseconds, by the measure of `penstock tune`, with no optional package.
-What a card cannot compute, or computes wrong, is left out.
+which is in bf16; of a gated one the outputs are gates and ups. Of each with each number of rows it tells what the
+tables that come along choose, and the ways that took least, in microseconds, by the measure of `penstock tune`, with no
+optional package. What a card cannot compute, or computes wrong, is left out.
 """
 
 import argparse
@@ -72,6 +72,8 @@ def main() -> None:
         sizes = [int(rows) for rows in options.rows.split(",")]
     except ValueError as error:
         parser.error(str(error))
+    if min(sizes) < 1:
+        parser.error("--rows are numbers from 1 on")
     if not torch.cuda.is_available():
         parser.error("ways are measured on a GPU, and torch finds none here")
     device = torch.device("cuda")
