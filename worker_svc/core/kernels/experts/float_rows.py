@@ -85,10 +85,15 @@ def _add_float_rows(
     EVEN: tl.constexpr = K % BLOCK_K == 0
     acc = tl.zeros((BLOCK_N, BLOCK_K // _VECTOR), tl.float32)
     biases = tl.zeros((BLOCK_N,), tl.float32)
+    before = biases
+    residuals = residual_ptr + row * N + outputs
+    # The kernel before has waited for those that chose: what they wrote can be read before it has ended.
+    experts = ()
+    for place in tl.static_range(TOP_K):
+        experts += (tl.load(ids_ptr + row * TOP_K + place).to(tl.int64),)  # type: ignore[assignment]
     for place in tl.static_range(TOP_K):
         pair = row * TOP_K + place
-        # The kernel before has waited for those that chose: what they wrote can be read before it has ended.
-        rows = tl.load(ids_ptr + pair).to(tl.int64) * N + outputs
+        rows = experts[place] * N + outputs
         weight = 1.0
         if WEIGHS:
             weight = tl.load(weights_ptr + pair)
@@ -102,10 +107,10 @@ def _add_float_rows(
             if place + k == 0:
                 wait(DEPENDENT)
                 release(DEPENDENT)
+                before = tl.load(residuals, mask=is_output, other=0.0).to(tl.float32)
             x = tl.load(x_ptr + pair * K + k + inputs, mask=is_input, other=0.0).to(tl.float32)
             acc += weight * products(numbers, x, BLOCK_N, BLOCK_K, True)
-    residuals = residual_ptr + row * N + outputs
-    total = tl.load(residuals, mask=is_output, other=0.0).to(tl.float32) + tl.sum(acc, 1) + biases
+    total = before + tl.sum(acc, 1) + biases
     tl.store(residuals, total.to(residual_ptr.dtype.element_ty), mask=is_output)
 
 

@@ -20,6 +20,7 @@ _MANY_INPUTS, _STAGES, _WIDE_BLOCK = 64, 4, 128
 _PROGRAMS = 192  # into which their inputs are split, about, where rows and experts make fewer
 _MOST_SINGLE_ROWS, _MOST_SINGLE_INPUTS = 8, 8192  # that are scored one by one, without tensor cores
 _SINGLE_EXPERTS = 2  # of a program that does so
+_ALL_BUT_SIGN, _SMALLEST = tl.constexpr(0x7FFFFFFF), tl.constexpr(-0x80000000)
 _TINY = tl.constexpr(1e-20)  # beside the sum that weights are divided by
 
 
@@ -289,12 +290,18 @@ def _choose_experts(
     places = tl.arange(0, PLACES)
     ids = tl.zeros((PLACES,), tl.int32)
     weights = tl.zeros((PLACES,), tl.float32)
+    # Integers in the order of the floats, in which zeros are alike: a warp finds the largest in one instruction.
+    bits = tl.where(choice == 0.0, 0.0, choice).to(tl.int32, bitcast=True)
+    keys = tl.where(is_expert, bits ^ ((bits >> 31) & _ALL_BUT_SIGN), _SMALLEST)
+    score_bits = scores.to(tl.int32, bitcast=True)
     for place in tl.static_range(TOP_K):
         # What stands in idle rows may be no number, but must name an expert.
-        best = tl.minimum(tl.argmax(choice, 0), EXPERTS - 1)
+        best = tl.minimum(tl.min(tl.where(keys == tl.max(keys, 0), experts, PADDED), 0), EXPERTS - 1)
+        is_best = experts == best
         ids = tl.where(places == place, best, ids)
-        weights = tl.where(places == place, tl.sum(tl.where(experts == best, scores, 0.0), 0), weights)
-        choice = tl.where(experts == best, float("-inf"), choice)
+        score = tl.sum(tl.where(is_best, score_bits, 0), 0).to(tl.float32, bitcast=True)
+        weights = tl.where(places == place, score, weights)
+        keys = tl.where(is_best, _SMALLEST, keys)
     if RENORMALIZES:
         weights = weights / (tl.sum(weights, 0) + _TINY)
     tl.store(ids_ptr + row * TOP_K + places, ids, mask=places < TOP_K)

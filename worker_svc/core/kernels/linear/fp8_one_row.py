@@ -58,6 +58,14 @@ def _output_scales(scales_ptr, rows, N, GROUP: tl.constexpr):
 
 
 @triton.jit
+def _residual(residual_ptr, rows, N, RESIDUAL: tl.constexpr):
+    if RESIDUAL:
+        return tl.load(residual_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)
+    else:  # noqa: RET505  (the compiler would go on after the return)
+        return 0.0
+
+
+@triton.jit
 def _of_row(pointer, columns, K: tl.constexpr):
     return tl.load(pointer + columns, mask=columns < K, other=0.0).to(tl.float32)
 
@@ -81,7 +89,7 @@ def _write(
     up_scales,
     tile,
     bias_ptr,
-    residual_ptr,
+    residual,
     out_ptr,
     N,
     BLOCK_N: tl.constexpr,
@@ -101,7 +109,7 @@ def _write(
             up += tl.load(bias_ptr + N + rows, mask=is_row, other=0.0).to(tl.float32)
         y = gated(y, up, GELU)
     if RESIDUAL:
-        y += tl.load(residual_ptr + rows, mask=is_row, other=0.0).to(tl.float32)
+        y += residual
     tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=is_row)
 
 
@@ -150,6 +158,7 @@ def _fp8_row(
     wait(DEPENDENT)
     release(DEPENDENT)
     x = _of_row(x_ptr, columns, K)
+    residual = _residual(residual_ptr, rows, N, RESIDUAL)  # asked for last it would be waited for
     squares = x * x
     x *= norm
     largest = tl.abs(x)
@@ -191,7 +200,7 @@ def _fp8_row(
     up = tl.sum(up_acc, 1) if GATED else y
     _write(
         y, up, scale, scales, up_scales, tile,
-        bias_ptr, residual_ptr, out_ptr, N, BLOCK_N, BIAS, RESIDUAL, GATED, GELU,
+        bias_ptr, residual, out_ptr, N, BLOCK_N, BIAS, RESIDUAL, GATED, GELU,
     )  # fmt: skip
 
 

@@ -125,8 +125,13 @@ def _row_linear(
     norm = columns.to(tl.float32)
     if WEIGHTED:
         norm = _load(norm_ptr + columns, columns, K, EVEN).to(tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + rows).to(tl.float32)
     wait(DEPENDENT)
     release(DEPENDENT)
+    if RESIDUAL:
+        # Asked for last it would be waited for.
+        residual = tl.load(residual_ptr + rows).to(tl.float32)
     scale, late_scale = 1.0, 1.0
     if SCALED:
         whole = tl.arange(0, WHOLE)
@@ -157,9 +162,9 @@ def _row_linear(
     if GATED:
         y = gated(y, tl.sum(up_acc, 1) * late_scale, GELU)
     if BIAS:
-        y += tl.load(bias_ptr + rows).to(tl.float32)
+        y += bias
     if RESIDUAL:
-        y += tl.load(residual_ptr + rows).to(tl.float32)
+        y += residual
     tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty))
 
 
