@@ -36,6 +36,7 @@ from worker_svc.core.kernels.linear.ways import (
     ManyRowsTile,
     OneRowTile,
     Product,
+    RowStreamTile,
     Way,
 )
 from worker_svc.measure import GraphMeasure, Measured, summarize
@@ -77,7 +78,7 @@ def test_candidates_fit_and_stand_there_once_and_cublas_is_the_first(product: Pr
 @pytest.mark.parametrize(
     ("kind", "rows", "kernels"),
     [
-        ("normed", 1, {OneRowTile}),
+        ("normed", 1, {OneRowTile, RowStreamTile}),
         ("plain", 8, {FewRowsTile}),
         ("plain", 32, {FewRowsTile, BatchTile}),
         ("added", 64, {FewRowsTile, BatchTile, ManyRowsTile}),
@@ -92,9 +93,10 @@ def test_there_are_candidates_of_every_kernel(kind: Kind, rows: int, kernels: se
     assert {type(way) for way in of_int4} == {Cublas, *of_rows.get(rows, {Int4Tile})}
     of_fp8 = {1: {Fp8OneRowTile, Fp8FewRowsTile}, 2048: set[type]()}.get(rows, {Fp8FewRowsTile})
     for form in FP8_FORMS:
-        in_batch = {Fp8BatchTile} if form == FP8_W8A8 and 1 < rows <= 128 else set[type]()
+        others = {Fp8BatchTile} if 1 < rows <= 128 else {RowStreamTile} if rows == 1 else set[type]()
+        of_rounded = others if form == FP8_W8A8 else set[type]()
         of_form = candidates(Product(kind, 6144, 4096, form, 128), rows)
-        assert {type(way) for way in of_form} == {Cublas, *of_fp8, *in_batch}
+        assert {type(way) for way in of_form} == {Cublas, *of_fp8, *of_rounded}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ for one row take the norm, the gate and the residual along; others the gate or t
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from worker_svc.core.kernels.linear.cublas import Library, add_product
 from worker_svc.core.kernels.linear.few_rows import FewRows
 from worker_svc.core.kernels.linear.many_rows import ManyRows
 from worker_svc.core.kernels.linear.one_row import row_linear
+from worker_svc.core.kernels.linear.row_stream import has_row_stream, stream_row
 from worker_svc.core.kernels.linear.table import Choices, Line
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
@@ -23,6 +25,7 @@ from worker_svc.core.kernels.linear.ways import (
     ManyRowsTile,
     OneRowTile,
     Product,
+    RowStreamTile,
     Way,
 )
 from worker_svc.core.operations.interface import Norm
@@ -40,6 +43,7 @@ class DenseMultiplier:
         self.many_rows: ManyRows | None = None
         self._lines = lines
         self._has_batch_rows = has_batch_rows(device)
+        self._has_row_stream = has_row_stream(device)
         self._few_rows = FewRows()
         self._batch_rows = BatchRows()
         self._choose()
@@ -53,6 +57,8 @@ class DenseMultiplier:
     def runnable(self) -> list[type]:
         """The types of ways that there are kernels for."""
         ways: list[type] = [OneRowTile, FewRowsTile, Cublas]
+        if self._has_row_stream:
+            ways.append(RowStreamTile)
         if self._has_batch_rows:
             ways.append(BatchTile)
         if self.many_rows is not None:
@@ -71,10 +77,7 @@ class DenseMultiplier:
     def of_normed(self, hidden: Tensor, norm: Norm, packed: Dense, bias: Tensor | None) -> Tensor | None:
         """Implement `Multiplier.of_normed`."""
         way = self._way("normed", packed.weight, len(hidden))
-        if not isinstance(way, OneRowTile):
-            return None
-        scaling = norm.weight, norm.eps
-        return row_linear(hidden, packed.weight, way, norm=scaling, is_folded=norm.is_folded, bias=bias)
+        return _of_row(hidden, packed.weight, way, norm=norm, bias=bias)
 
     def gated(
         self, hidden: Tensor, norm: Norm | None, packed: Dense, bias: Tensor | None, *, is_gelu: bool = False
@@ -84,13 +87,9 @@ class DenseMultiplier:
         if norm is None or bias is not None:
             return None
         way = self._way("gated", weight, len(hidden))
-        if isinstance(way, OneRowTile):
-            scaling = norm.weight, norm.eps
-            return row_linear(
-                hidden, weight, way, norm=scaling, is_folded=norm.is_folded, is_gated=True, is_gelu=is_gelu
-            )
-        if is_gelu or not norm.is_folded:
-            return None
+        product = _of_row(hidden, weight, way, norm=norm, is_gated=True, is_gelu=is_gelu)
+        if product is not None or is_gelu or not norm.is_folded:
+            return product
         if isinstance(way, ManyRowsTile) and self.many_rows is not None:
             return self.many_rows.gate(hidden, weight, way, norm.eps)
         return self._batch_rows.gate(hidden, weight, way, norm.eps) if isinstance(way, BatchTile) else None
@@ -98,9 +97,9 @@ class DenseMultiplier:
     def multiply(self, x: Tensor, packed: Dense, bias: Tensor | None) -> Tensor:
         """Implement `Multiplier.multiply`."""
         way = self._way("plain" if bias is None else "biased", packed.weight, len(x))
-        if isinstance(way, OneRowTile):
-            return row_linear(x, packed.weight, way, bias=bias)
-        product = self._multiply(way, x, packed.weight, None if bias is None else bias.expand(len(x), -1))
+        product = _of_row(x, packed.weight, way, bias=bias)
+        if product is None:
+            product = self._multiply(way, x, packed.weight, None if bias is None else bias.expand(len(x), -1))
         if product is not None:
             return product
         with Library(_library(way), packed.weight):
@@ -109,8 +108,9 @@ class DenseMultiplier:
     def add(self, x: Tensor, packed: Dense, bias: Tensor | None, residual: Tensor) -> Tensor:
         """Implement `Multiplier.add`."""
         way = self._way("added", packed.weight, len(x))
-        if isinstance(way, OneRowTile):
-            return row_linear(x, packed.weight, way, bias=bias, residual=residual)
+        total = _of_row(x, packed.weight, way, bias=bias, residual=residual)
+        if total is not None:
+            return total
         if bias is not None:
             residual.add_(bias)
         total = self._multiply(way, x, packed.weight, residual)
@@ -132,6 +132,34 @@ class DenseMultiplier:
             product = Product(kind, outputs, inputs, str(weight.dtype).removeprefix("torch."))
             way = self._found[key] = self._choices.find(product, rows)
         return way
+
+
+def _of_row(
+    x: Tensor,
+    weight: Tensor,
+    way: Way,
+    *,
+    norm: Norm | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    is_gated: bool = False,
+    is_gelu: bool = False,
+) -> Tensor | None:
+    """The product of one row; None: not by a kernel for one."""
+    if isinstance(way, OneRowTile):
+        multiply = partial(row_linear, x, weight, way)
+    elif isinstance(way, RowStreamTile):
+        multiply = partial(stream_row, x, weight, way)
+    else:
+        return None
+    return multiply(
+        norm=None if norm is None else (norm.weight, norm.eps),
+        is_folded=norm is not None and norm.is_folded,
+        bias=bias,
+        residual=residual,
+        is_gated=is_gated,
+        is_gelu=is_gelu,
+    )
 
 
 def _library(way: Way) -> Cublas:

@@ -13,6 +13,7 @@ from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
 from worker_svc.core.kernels.linear.fp8_rounding import round_gated, round_rows
 from worker_svc.core.kernels.linear.norm import rms_norm
+from worker_svc.core.kernels.linear.row_stream import has_row_stream, stream_row
 from worker_svc.core.kernels.linear.table import Choices, Line
 from worker_svc.core.kernels.linear.ways import (
     FP8_W8A8,
@@ -23,6 +24,7 @@ from worker_svc.core.kernels.linear.ways import (
     Fp8OneRowTile,
     Kind,
     Product,
+    RowStreamTile,
     Way,
 )
 from worker_svc.core.operations.interface import Norm
@@ -37,9 +39,11 @@ class Fp8Multiplier:
     """
 
     def __init__(self, device: torch.device, lines: Sequence[Line]) -> None:
-        kernels = (Fp8OneRowTile, Fp8FewRowsTile, Cublas)
+        kernels = [Fp8OneRowTile, Fp8FewRowsTile, Cublas]
+        if has_row_stream(device):
+            kernels.append(RowStreamTile)
         self._without_batch_rows = Choices(lines, kernels)
-        self._choices = Choices(lines, (*kernels, Fp8BatchTile) if has_batch_rows(device) else kernels)
+        self._choices = Choices(lines, [*kernels, Fp8BatchTile] if has_batch_rows(device) else kernels)
         self._found: dict[tuple[Kind, int, int, str, int, bool], Way] = {}
         self._few_rows = Fp8FewRows()
         self._batch_rows = BatchRows()
@@ -76,7 +80,7 @@ class Fp8Multiplier:
         if not packed.rounds_inputs or not len(gate_up):
             return None
         way = self._way("added", packed, len(gate_up))
-        if isinstance(way, Fp8OneRowTile):  # which rounds by itself
+        if isinstance(way, Fp8OneRowTile | RowStreamTile):  # which round by themselves
             return None
         rows, scales = round_gated(gate_up, gelu=is_gelu)
         if isinstance(way, Fp8FewRowsTile | Fp8BatchTile):
@@ -129,6 +133,18 @@ class Fp8Multiplier:
                 residual=residual,
                 is_gated=is_gated,
                 gelu=is_gelu,
+            )
+        if isinstance(way, RowStreamTile):
+            return stream_row(
+                x,
+                packed.weight,
+                way,
+                scales=packed.scales,
+                norm=_scaling(norm),
+                bias=bias,
+                residual=residual,
+                is_gated=is_gated,
+                is_gelu=is_gelu,
             )
         if not isinstance(way, Fp8FewRowsTile | Fp8BatchTile):
             return None

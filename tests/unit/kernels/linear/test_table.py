@@ -10,13 +10,17 @@ from kernel_inputs import H200, LINES
 from worker_svc.core.kernels.linear.table import Card, Choices, Line, Table, many_rows_tiles, read_table, write_table
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
+    FP8_W8A8,
+    FP8_W8A16,
     BatchTile,
     Cublas,
     FewRowsTile,
+    Fp8OneRowTile,
     Kind,
     ManyRowsTile,
     OneRowTile,
     Product,
+    RowStreamTile,
     Way,
 )
 from worker_svc.tuning import packaged_lines
@@ -86,6 +90,27 @@ def test_one_row_goes_through_tiles_that_suit_the_weight() -> None:
     assert found("added", 4096, 12288, 1) == OneRowTile(1, 2048, 8)
     assert found("plain", 4096, 1024, 1) == found("biased", 4096, 1024, 1) == OneRowTile(32, 1024, 8)
     assert found("normed", 4096, 96, 1) == found("plain", 4096, 96, 1) == CUBLAS
+
+
+def test_one_row_of_a_large_model_goes_through_programs_that_stay_where_they_run() -> None:
+    def streamed(kind: Kind, outputs: int, inputs: int, dtype: str = "bfloat16") -> Way:
+        kernels = [*ALL, Fp8OneRowTile, RowStreamTile]
+        return Choices(LINES, kernels).find(Product(kind, outputs, inputs, dtype), 1)
+
+    attention, narrow = RowStreamTile(4, 1024, 4, 6, 3, 2), RowStreamTile(4, 2048, 4, 4, 2, 1)
+    assert streamed("normed", 6144, 4096) == streamed("normed", 4608, 3584, "float16") == attention
+    assert streamed("added", 4096, 4096) == streamed("added", 2048, 8192) == attention
+    assert streamed("added", 4096, 12288) == RowStreamTile(4, 1024, 4, 6, 4, 2)
+    # Heads, gates, and what is small or too large for it are as they were.
+    for product in (("normed", 151936, 4096), ("gated", 24576, 4096), ("normed", 5120, 2048), ("added", 4352, 16896)):
+        assert streamed(*product) == found(*product, 1)  # type: ignore[arg-type]
+    assert streamed("gated", 24576, 4096, FP8_W8A8) == RowStreamTile(2, 2048, 4, 6, 3, 2)
+    assert streamed("normed", 6144, 4096, FP8_W8A8) == RowStreamTile(4, 2048, 4, 6, 3, 1)
+    assert streamed("added", 4096, 4096, FP8_W8A8) == RowStreamTile(8, 2048, 4, 4, 3, 1)
+    assert streamed("added", 4096, 12288, FP8_W8A8) == RowStreamTile(8, 4096, 8, 2, 3, 2)
+    assert streamed("added", 3584, 3584, FP8_W8A8) == streamed("added", 2048, 8192, FP8_W8A8) == narrow
+    assert streamed("added", 3584, 18944, FP8_W8A8) == RowStreamTile(4, 2048, 4, 3, 4, 2)
+    assert isinstance(streamed("gated", 24576, 4096, FP8_W8A16), Fp8OneRowTile)
 
 
 def test_a_step_of_one_row_is_that_of_the_tile_unless_inputs_are_fewer() -> None:

@@ -20,10 +20,12 @@ from worker_svc.core.kernels.linear.ways import (
     ManyRowsTile,
     OneRowTile,
     Product,
+    RowStreamTile,
     Way,
 )
 
 _THREAD_WEIGHTS = range(8, 129)  # of a tile, that a thread of `OneRowTile` holds at once
+_STREAMED_STEPS = range(32, 81)  # of 2 KiB, that programs of a multiprocessor have on their way by `RowStreamTile`
 _FP8_THREAD_WEIGHTS = range(16, 129)  # as above, of `Fp8OneRowTile`
 # Tiles have this many rows: for fewer than some they would be mostly empty.
 _BATCH_ROWS, _FEWEST_BATCH_ROWS, _FEWEST_MANY_ROWS = (64, 128), 9, 33
@@ -51,11 +53,11 @@ def candidates(product: Product, rows: int) -> list[Way]:
     if product.dtype == INT4:
         return [CUBLAS, *(way for way in (*_int4_rows(rows), *_int4_stream(rows)) if way.fits(product, rows))]
     if product.dtype in FP8_FORMS:
-        of_fp8: list[Way] = [CUBLAS, *_fp8_one_row(), *_fp8_few_rows()]
+        of_fp8: list[Way] = [CUBLAS, *_fp8_one_row(), *_row_stream(product, 2048), *_fp8_few_rows()]
         if rows > 1:
             of_fp8 += _batch_rows(Fp8BatchTile, rows, (128, 256))
         return [way for way in of_fp8 if way.fits(product, rows)]
-    ways: list[Way] = [CUBLAS, *_cublas(product, rows), *_one_row(product), *_few_rows()]
+    ways: list[Way] = [CUBLAS, *_cublas(product, rows), *_one_row(product), *_row_stream(product, 1024), *_few_rows()]
     if rows >= _FEWEST_BATCH_ROWS:
         ways += _batch_rows(BatchTile, rows, (64, 128))
     if rows >= _FEWEST_MANY_ROWS:
@@ -93,6 +95,15 @@ def _fp8_one_row() -> Iterator[Way]:
     for outputs, inputs, warps in combinations((1, 2, 4, 8, 16), (256, 512, 1024, 2048, 4096), (4, 8)):
         if outputs * inputs // (32 * warps) in _FP8_THREAD_WEIGHTS:
             yield Fp8OneRowTile(outputs, inputs, warps)
+
+
+def _row_stream(product: Product, inputs: int) -> Iterator[Way]:
+    """Of steps of 2 and 4 KiB of a row of the weight, so few that programs of the next kernel have room, too."""
+    for rows, times, programs in combinations((2, 4, 8), (1, 2), (2, 3, 4, 6)):
+        outputs = rows // 2 if product.kind == "gated" else rows
+        for stages, early in ((2, 1), (3, 2), (4, 2), (6, 3)):
+            if programs * stages * rows * times in _STREAMED_STEPS:
+                yield RowStreamTile(outputs, times * inputs, 4, programs, stages, early)
 
 
 def _fp8_few_rows() -> Iterator[Way]:

@@ -22,6 +22,7 @@ _MIN_COLUMNS = 64
 MOST_FP8_FEW_ROWS = 256
 MOST_FP8_TILE_ROWS, _LEAST_FP8_TILE_ROWS = 128, 16
 _FP8_VECTOR = 16  # inputs that are read at once
+_MOST_ROW_VALUES = 160  # of a row, that a thread of `RowStreamTile` holds
 MOST_BATCH_SPLITS = 8
 _SHARED_BYTES = 227 * 1024  # that a program can have on a Hopper, less what barriers take
 _BARRIER_BYTES = 16
@@ -172,6 +173,36 @@ class Fp8OneRowTile(_Way, frozen=True, tag="fp8_one_row"):
         is_there = product.dtype in FP8_FORMS and product.inputs % _FP8_VECTOR == 0
         has_groups = product.dtype != FP8_GROUPS or (product.group or 0) % _FP8_VECTOR == 0
         return rows == 1 and is_there and has_groups and product.inputs >= self.inputs
+
+
+class RowStreamTile(_Way, frozen=True, tag="row_stream"):
+    """Of a single row's product by `stream_row`: by programs that take one tile after the other. Weights have 16 bits,
+    or are 8-bit floats, to which the row is rounded.
+    """
+
+    outputs: int  # of a tile; of a gated product so many gates and as many ups
+    inputs: int  # of a step
+    warps: int
+    programs: int  # at once, of a multiprocessor
+    stages: int  # steps that are on their way at once
+    early: int  # of these: that are asked for before the kernels ahead have ended
+
+    def __post_init__(self) -> None:
+        _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, warps=self.warps)
+        if self.programs < 1 or not 1 <= self.early <= self.stages:
+            raise ValueError("row_stream has one program or more, and asks for 1 to `stages` steps early")
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        if rows != 1 or not (product.dtype == FP8_W8A8 or product.dtype not in NARROW):
+            return False
+        value_bytes = 1 if product.dtype == FP8_W8A8 else 2
+        steps = -(-product.inputs // self.inputs)
+        of_thread = self.inputs // (32 * self.warps)  # of a row, in a step
+        step_bytes = self.outputs * (2 if product.kind == "gated" else 1) * self.inputs * value_bytes
+        has_vectors = product.inputs % _FP8_VECTOR == 0 and of_thread * value_bytes >= _FP8_VECTOR
+        has_registers = steps * of_thread <= _MOST_ROW_VALUES
+        return has_vectors and has_registers and self.programs * self.stages * step_bytes <= _SHARED_BYTES
 
 
 class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
@@ -326,6 +357,7 @@ Way: TypeAlias = (
     | ManyRowsTile
     | Cublas
     | Fp8OneRowTile
+    | RowStreamTile
     | Fp8FewRowsTile
     | Int4Tile
     | Int4StreamTile
