@@ -80,7 +80,7 @@ class AsyncLLM:
             sampling_params: how to generate, which counts as it is; None: the model's defaults. `max_tokens` beyond the
                 context are as many as it leaves.
             request_id: any text that no unfinished request has; None: one is made.
-            priority: lower is served first (with `scheduling_policy="priority"`).
+            priority: lower is served first (with `scheduling_policy="priority"` or "fair").
             timeout_s: seconds from now after which the request ends with an error; None: never.
 
         Raises:

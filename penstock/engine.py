@@ -77,6 +77,7 @@ class LLMEngine:
             model_kind=limits.model_kind,
         )
         self._scheduler = Scheduler(config)
+        self._takes_priorities = config.scheduling_policy != "fcfs"
         self._scheduler.add_worker(_WORKER, offered)
         capacity = self._scheduler.workers[_WORKER].limits.capacity
         vocabulary = replace(vocabulary, context_length=min(vocabulary.context_length, capacity))
@@ -117,19 +118,25 @@ class LLMEngine:
             request_id: any text that no unfinished request has.
             prompt: as `LLM.generate` takes it, or a `Prompt`.
             params: how to generate.
-            priority: lower is served first, with the policy "priority".
+            priority: lower is served first, with the policy "priority" or "fair"; with "fcfs" it must be 0.
             timeout_s: seconds from now after which the request ends with an error; None: never.
             clips: whether `max_tokens` beyond the context are as many as it leaves, instead of an error.
             pooling: how the prompt becomes a vector, which ends the request; None: it is answered.
 
         Raises:
-            PenstockError: the prompt is wrong or does not fit, or the model generates nothing (the caller's fault);
-                nothing was queued then.
+            PenstockError: the prompt or the priority is wrong, the prompt does not fit, or the model generates nothing
+                (the caller's fault); nothing was queued then.
         """
         if request_id in self._ids:
             raise invalid(f"request id {request_id!r} is in use by an unfinished request", "request_id")
         if not is_done_by(self.runner.limits.model_kind, pooling):
             raise wrong_kind(self.runner.limits.model_kind)
+        if priority and not self._takes_priorities:
+            raise invalid(
+                f"priority is {priority}, but requests are served in the order in which they come: leave it out, or "
+                'give scheduling_policy="priority" or "fair"',
+                "priority",
+            )
         prompt = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt)
         now_ns = time.time_ns()
         header = Header(

@@ -222,7 +222,7 @@ class LLM:
             sampling_params: one for all or one for each, which count as they are; None: the model's defaults
                 (`get_default_sampling_params`). `max_tokens` beyond the context are as many as it leaves.
             use_tqdm: whether a bar shows the progress and the speed of prefill and decode.
-            priority: one for each prompt, lower is served first (with `scheduling_policy="priority"`).
+            priority: one for each prompt, lower is served first (with `scheduling_policy="priority"` or "fair").
 
         Raises:
             PenstockError: a prompt is wrong, naming its index. Nothing was generated then, or what was is given up; the

@@ -71,8 +71,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     # If the request asked, by id for each token: the sampled one and the most likely, in this order; of beams the
-    # chosen one alone, whose rank is not known. Empty for tokens that came back after a server lost them, when their
-    # client had not read them (docs/recovery.md).
+    # chosen one alone, whose rank is not known.
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None  # sum over the sampled tokens, if the request asked for logprobs or beams
     finish_reason: FinishText | None = None  # None while it goes on

@@ -30,6 +30,8 @@ _ON = {
     "tests/deploy/test_pods_run.py": "of the chart's pods as processes",
     "tests/deploy/test_prometheus_rules.py": "of rules by promtool",
     "tests/e2e/test_prometheus.py": "with a real Prometheus",
+    "tests/e2e/test_foreign_clients.py": "of other client packages",
+    "tests/e2e/test_agent_packages.py": "of packages for agents",
 }
 
 

@@ -230,6 +230,18 @@ def test_a_lower_priority_number_is_served_first() -> None:
     assert list(drain(engine)) == ["high", "middle", "low"]
 
 
+def test_a_priority_that_would_not_count_is_refused_by_name() -> None:
+    engine = make_engine()
+    with pytest.raises(PenstockError, match="served in the order in which they come") as raised:
+        engine.add_request("a", [1, 2], GREEDY, 3)
+    assert (raised.value.code, raised.value.param) == (ErrorCode.INVALID_ARGUMENT, "priority")
+    engine.add_request("a", [1, 2], GREEDY, 0)
+    assert list(drain(engine)) == ["a"]
+    fair = make_engine(scheduling_policy="fair")
+    fair.add_request("a", [1, 2], GREEDY, 3)
+    assert list(drain(fair)) == ["a"]
+
+
 def test_the_window_is_launched_before_the_first_result_is_read() -> None:
     for window in (1, 2, 4):
         engine = make_engine(plans_in_flight=window)

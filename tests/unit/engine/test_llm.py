@@ -9,6 +9,7 @@ from simulated_engines import CHAT_TEMPLATE, expected, make_vocabulary, token_id
 
 from contract.domain.errors import ErrorCode, Fault
 from penstock import LLM, PenstockError, SamplingParams
+from penstock.outputs import RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 CONFIG = {
@@ -220,6 +221,28 @@ def test_what_is_the_callers_fault_is_a_value_error(checkpoint: Path, llm: LLM, 
     with pytest.raises(PenstockError) as operators:
         LLM(str(tmp_path / "nothing"))
     assert not isinstance(operators.value, ValueError)
+
+
+def test_priorities_count_where_the_policy_knows_them_and_are_refused_by_name_elsewhere(
+    checkpoint: Path, llm: LLM
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    with pytest.raises(PenstockError, match="served in the order in which they come") as raised:
+        llm.generate([[1, 2], [3, 4]], params, priority=[0, 1], use_tqdm=False)
+    assert raised.value.param == "priority"
+    assert len(llm.generate([[1, 2], [3, 4]], params, priority=[0, 0], use_tqdm=False)) == 2
+    by_priority = LLM(str(checkpoint), runner="simulated", scheduling_policy="priority", max_num_seqs=1)
+    ended: list[str] = []
+    step = by_priority.llm_engine.step
+
+    def watched() -> list[RequestOutput]:
+        outputs = step()
+        ended.extend(output.request_id for output in outputs if output.finished)
+        return outputs
+
+    by_priority.llm_engine.step = watched  # type: ignore[method-assign]
+    outputs = by_priority.generate([[1, 2], [3, 4], [5, 6]], params, priority=[5, -1, 0], use_tqdm=False)
+    assert ended == [outputs[index].request_id for index in (1, 2, 0)]
 
 
 def test_max_tokens_beyond_the_context_are_what_it_leaves(llm: LLM) -> None:
