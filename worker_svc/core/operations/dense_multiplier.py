@@ -145,7 +145,7 @@ def _of_row(
     is_gated: bool = False,
     is_gelu: bool = False,
 ) -> Tensor | None:
-    """The product of one row; None: not by a kernel for one."""
+    """The product of one row; None: not by a kernel for one. What is gated has neither bias nor residual."""
     if isinstance(way, OneRowTile):
         multiply = partial(row_linear, x, weight, way)
     elif isinstance(way, RowStreamTile):

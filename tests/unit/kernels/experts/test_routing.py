@@ -78,6 +78,27 @@ def test_of_experts_that_are_as_good_the_first_are_chosen_whatever_rows_stand_be
     assert choose_experts(logits[None], None, choosing_of(SPEC)).ids.tolist() == [[0, 1, 2], [5, 0, 1], [0, 1, 2]]
 
 
+def test_numbers_of_either_sign_are_in_order_and_zeros_of_either_are_as_good() -> None:
+    by_logits = replace(choosing_of(SPEC), is_by_logits=True)
+    rows = [[-0.0, 0.0, -1.0, -0.0], [-3.0, -2.0, -2.0, -5.0], [-1e-40, -float("inf"), 1e-40, 0.0]]
+    logits = torch.tensor(rows, device=DEVICE)[None]
+    assert choose_experts(logits, None, by_logits).ids.tolist() == [[0, 1, 3], [1, 2, 0], [2, 3, 0]]
+    corrected = replace(choosing_of(SPEC), is_sigmoid=True)
+    lower = torch.tensor([-2.0, -2.5, -2.0, -1.5], device=DEVICE)  # all scores are below nought then
+    assert choose_experts(torch.zeros(1, 1, 4, device=DEVICE), lower, corrected).ids.tolist() == [[3, 0, 2]]
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -0x00400000, -1])
+def test_a_score_that_is_no_number_names_experts(bits: int) -> None:
+    by_logits = replace(choosing_of(SPEC), is_by_logits=True)
+    number = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    for place in range(5):
+        logits = torch.arange(5, dtype=torch.float32)
+        logits[place] = number
+        [ids] = choose_experts(logits.to(DEVICE)[None, None], None, by_logits).ids.tolist()
+        assert all(0 <= expert < 5 for expert in ids)
+
+
 def test_of_logits_whose_sigmoids_are_all_one_the_largest_are_chosen() -> None:
     spec = RouterSpec("router", 2, "sigmoid")
     logits = torch.tensor([[30.0, 40.0, -3.0, 50.0]], device=DEVICE)

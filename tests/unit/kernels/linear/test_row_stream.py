@@ -12,7 +12,15 @@ from torch.nn.functional import gelu, silu
 from worker_svc.core.kernels.linear import row_stream
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
 from worker_svc.core.kernels.linear.row_stream import has_row_stream, stream_row
-from worker_svc.core.kernels.linear.ways import FP8_GROUPS, FP8_W8A8, FP8_W8A16, Fp8OneRowTile, Product, RowStreamTile
+from worker_svc.core.kernels.linear.ways import (
+    BFLOAT16,
+    FP8_GROUPS,
+    FP8_W8A8,
+    FP8_W8A16,
+    Fp8OneRowTile,
+    Product,
+    RowStreamTile,
+)
 
 FP8 = torch.float8_e4m3fn
 KERNEL = "worker_svc.core.kernels.linear.row_stream._row_stream"
@@ -134,17 +142,25 @@ def test_tiles_that_cannot_be(wrong: tuple[int, ...]) -> None:
         RowStreamTile(*wrong)
 
 
-def launch(dtype: torch.dtype, tile: RowStreamTile, is_gated: bool) -> None:
+def launch(dtype: torch.dtype, tile: RowStreamTile, inputs: int, is_gated: bool) -> None:
     row_stream.multiprocessors = lambda *_: 132  # in the process that compiles
-    weight = torch.zeros(6144, 4352).to(dtype)
-    x, norm, bias = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((1, 4352), (4352,), (6144,)))
+    weight = torch.zeros(6144, inputs).to(dtype)
+    x, norm, bias = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((1, inputs), (inputs,), (6144,)))
     scales = torch.zeros(6144, 1) if dtype is FP8 else None
     stream_row(x, weight, tile, scales=scales, norm=(norm, 1e-6), bias=bias, is_gated=is_gated)
 
 
 @pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize(("dtype", "tile"), [(torch.bfloat16, TILES[0]), (FP8, of_fp8(TILES[1]))])
+@pytest.mark.parametrize(
+    ("dtype", "tile", "inputs"),
+    [
+        (torch.bfloat16, TILES[0], 4352),
+        (FP8, of_fp8(TILES[1]), 4352),
+        (FP8, of_fp8(TILES[1]), 20480),  # the most values that a thread holds
+    ],
+)
 def test_a_hopper_copies_weights_without_registers(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tile: RowStreamTile, *, is_gated: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tile: RowStreamTile, inputs: int, *, is_gated: bool
 ) -> None:
-    compile_for_hopper(monkeypatch, KERNEL, "cp.async.cg.shared.global", launch, dtype, tile, is_gated)
+    assert tile.fits(Product("added", 6144, inputs, FP8_W8A8 if dtype is FP8 else BFLOAT16), 1)
+    compile_for_hopper(monkeypatch, KERNEL, "cp.async.cg.shared.global", launch, dtype, tile, inputs, is_gated)

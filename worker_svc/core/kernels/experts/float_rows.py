@@ -87,7 +87,7 @@ def _add_float_rows(
     biases = tl.zeros((BLOCK_N,), tl.float32)
     before = biases
     residuals = residual_ptr + row * N + outputs
-    # The kernel before has waited for those that chose: what they wrote can be read before it has ended.
+    # The kernel before, which makes x, has waited for those that chose: what they wrote is read before it has ended.
     experts = ()
     for place in tl.static_range(TOP_K):
         experts += (tl.load(ids_ptr + row * TOP_K + place).to(tl.int64),)  # type: ignore[assignment]

@@ -295,8 +295,8 @@ def _choose_experts(
     keys = tl.where(is_expert, bits ^ ((bits >> 31) & _ALL_BUT_SIGN), _SMALLEST)
     score_bits = scores.to(tl.int32, bitcast=True)
     for place in tl.static_range(TOP_K):
-        # What stands in idle rows may be no number, but must name an expert.
-        best = tl.minimum(tl.min(tl.where(keys == tl.max(keys, 0), experts, PADDED), 0), EXPERTS - 1)
+        # What is no number has a key, too: idle rows name experts.
+        best = tl.min(tl.where(keys == tl.max(keys, 0), experts, PADDED), 0)
         is_best = experts == best
         ids = tl.where(places == place, best, ids)
         score = tl.sum(tl.where(is_best, score_bits, 0), 0).to(tl.float32, bitcast=True)

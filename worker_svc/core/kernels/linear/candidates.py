@@ -25,7 +25,7 @@ from worker_svc.core.kernels.linear.ways import (
 )
 
 _THREAD_WEIGHTS = range(8, 129)  # of a tile, that a thread of `OneRowTile` holds at once
-_STREAMED_STEPS = range(32, 81)  # of 2 KiB, that programs of a multiprocessor have on their way by `RowStreamTile`
+_STREAMED_STEPS = range(32, 97)  # of 2 KiB, that programs of a multiprocessor have on their way by `RowStreamTile`
 _FP8_THREAD_WEIGHTS = range(16, 129)  # as above, of `Fp8OneRowTile`
 # Tiles have this many rows: for fewer than some they would be mostly empty.
 _BATCH_ROWS, _FEWEST_BATCH_ROWS, _FEWEST_MANY_ROWS = (64, 128), 9, 33
@@ -101,7 +101,7 @@ def _row_stream(product: Product, inputs: int) -> Iterator[Way]:
     """Of steps of 2 and 4 KiB of a row of the weight, so few that programs of the next kernel have room, too."""
     for rows, times, programs in combinations((2, 4, 8), (1, 2), (2, 3, 4, 6)):
         outputs = rows // 2 if product.kind == "gated" else rows
-        for stages, early in ((2, 1), (3, 2), (4, 2), (6, 3)):
+        for stages, early in ((2, 1), (3, 1), (3, 2), (4, 2), (6, 3)):
             if programs * stages * rows * times in _STREAMED_STEPS:
                 yield RowStreamTile(outputs, times * inputs, 4, programs, stages, early)
 

@@ -3,8 +3,7 @@ multiplied; for Hopper.
 
 A program of `one_row` or `fp8_one_row` reads its row, norms it, and rounds it, for a few outputs; here it does so once
 for all of its tiles. Copies ask for weights without registers, before the kernels ahead have ended and while the row
-is normed. Every thread multiplies what it has asked for itself. Gluon has words for that, Triton has none; Triton's
-interpreter knows nothing of Gluon.
+is normed. Gluon has words for that, Triton has none; Triton's interpreter knows nothing of Gluon.
 """
 
 from functools import cache
@@ -164,7 +163,7 @@ def _row_stream(
 ):
     VECTOR: gl.constexpr = 128 // weight_ptr.dtype.element_ty.primitive_bitwidth
     L: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [1, WARPS], [1, 0])
-    # Of sums within threads, and of tiles.
+    # The layouts of sums within threads, and of a tile's outputs.
     SUMS: gl.constexpr = gl.SliceLayout(2, gl.BlockedLayout([1, 1, VECTOR], [1, 32, 1], [1, WARPS, 1], [2, 1, 0]))
     OUTPUTS: gl.constexpr = gl.SliceLayout(1, SUMS)
     STEPS: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -234,8 +233,10 @@ def stream_row(
     x [1, inputs], weight [outputs, inputs]; norm: weight [inputs], all ones if it is folded, and eps of an RMS norm;
     bias [outputs], residual [1, outputs] -> [1, outputs]. With scales f32[outputs, 1] the weight is of 8-bit floats,
     and the row is rounded to these after the norm. Gated: of the weight's rows the first half are gates, the second
-    ups; f is silu(gate) * up, or with GELU by tanh, and the result has half as many columns.
+    ups; f is silu(gate) * up, or with GELU by tanh, after the bias, and the result, to which nothing can be added, has
+    half as many columns.
     """
+    assert residual is None or not is_gated, "what is gated is not added to"
     inputs = x.shape[1]
     outputs = len(weight) // 2 if is_gated else len(weight)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)

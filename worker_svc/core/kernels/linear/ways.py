@@ -22,6 +22,8 @@ _MIN_COLUMNS = 64
 MOST_FP8_FEW_ROWS = 256
 MOST_FP8_TILE_ROWS, _LEAST_FP8_TILE_ROWS = 128, 16
 _FP8_VECTOR = 16  # inputs that are read at once
+_HALF = (BFLOAT16, "float16")
+_MULTIPROCESSOR_BYTES, _PROGRAM_BYTES = 228 * 1024, 2048  # of shared memory; of these, what a program has beside tiles
 _MOST_ROW_VALUES = 160  # of a row, that a thread of `RowStreamTile` holds
 MOST_BATCH_SPLITS = 8
 _SHARED_BYTES = 227 * 1024  # that a program can have on a Hopper, less what barriers take
@@ -183,7 +185,7 @@ class RowStreamTile(_Way, frozen=True, tag="row_stream"):
     outputs: int  # of a tile; of a gated product so many gates and as many ups
     inputs: int  # of a step
     warps: int
-    programs: int  # at once, of a multiprocessor
+    programs: int  # of a multiprocessor; those for which it has no registers begin when others have ended
     stages: int  # steps that are on their way at once
     early: int  # of these: that are asked for before the kernels ahead have ended
 
@@ -194,7 +196,7 @@ class RowStreamTile(_Way, frozen=True, tag="row_stream"):
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        if rows != 1 or not (product.dtype == FP8_W8A8 or product.dtype not in NARROW):
+        if rows != 1 or product.dtype not in (*_HALF, FP8_W8A8):
             return False
         value_bytes = 1 if product.dtype == FP8_W8A8 else 2
         steps = -(-product.inputs // self.inputs)
@@ -202,7 +204,8 @@ class RowStreamTile(_Way, frozen=True, tag="row_stream"):
         step_bytes = self.outputs * (2 if product.kind == "gated" else 1) * self.inputs * value_bytes
         has_vectors = product.inputs % _FP8_VECTOR == 0 and of_thread * value_bytes >= _FP8_VECTOR
         has_registers = steps * of_thread <= _MOST_ROW_VALUES
-        return has_vectors and has_registers and self.programs * self.stages * step_bytes <= _SHARED_BYTES
+        shared_bytes = self.programs * (self.stages * step_bytes + _PROGRAM_BYTES)
+        return has_vectors and has_registers and shared_bytes <= _MULTIPROCESSOR_BYTES
 
 
 class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
