@@ -102,12 +102,21 @@ def _rounded(x, rms_inverse, inverse, x_ptr, NORM: gl.constexpr):
 
 @gluon.jit
 def _as_multiplied(
-    loaded, norm, x_ptr, eps, K: gl.constexpr, NORM: gl.constexpr, WEIGHTED: gl.constexpr, ROUNDED: gl.constexpr
+    loaded,
+    norm,
+    x_ptr,
+    eps,
+    K: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    NORM: gl.constexpr,
+    WEIGHTED: gl.constexpr,
+    ROUNDED: gl.constexpr,
+    L: gl.constexpr,
 ):
     """The row as it is multiplied, step by step, and what sums are multiplied with: of floats 1 / rms, which is not
     waited for until then; else what the row has been divided by to be rounded.
     """
-    squares = gl.zeros(loaded[0].shape, gl.float32, loaded[0].type.layout)
+    squares = gl.zeros((BLOCK_K,), gl.float32, gl.SliceLayout(0, L))
     largest = squares
     weighted = ()
     for step in gl.static_range(len(loaded)):
@@ -182,7 +191,7 @@ def _row_stream(
     scales, added = _of_outputs(pointers, first, N, ROWS, ROUNDED, BIAS, RESIDUAL, GATED, OUTPUTS)
     for stage in gl.static_range(EARLY, STAGES):
         _ask(ring, stage, weight_ptr, first + programs * (stage // STEPS), N, stage % STEPS, K, GATED, L)
-    xs, scale = _as_multiplied(loaded, norm, x_ptr, eps, K, NORM, WEIGHTED, ROUNDED)
+    xs, scale = _as_multiplied(loaded, norm, x_ptr, eps, K, BLOCK_K, NORM, WEIGHTED, ROUNDED, L)
     stage = 0
     for tile in range(first, tiles, programs):
         # A tile ahead, as they would be waited for.
