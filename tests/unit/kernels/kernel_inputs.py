@@ -1,10 +1,11 @@
-"""Where kernels are tested, in which dtype, how near they must come, and paged caches to test them on."""
+"""Where kernels are tested, in which dtype, how near they must come, what stands around products, and paged caches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 from worker_svc.core.kernels.linear.table import Card
 from worker_svc.tuning import packaged_lines
@@ -31,6 +32,24 @@ def assert_near(out: Tensor, expected: Tensor, tolerance: float | None = None) -
     difference = out.double() - expected.double()
     limit = TOLERANCES[out.dtype] if tolerance is None else tolerance
     assert float(difference.norm() / expected.double().norm()) < limit
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """An RMS norm, in double precision."""
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+
+
+def gelu_gated(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, by tanh."""
+    gate, up = gate_up.chunk(2, -1)
+    return gelu(gate, approximate="tanh") * up
+
+
+def silu_gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    gate, up = gate_up.chunk(2, -1)
+    return silu(gate) * up
 
 
 def assert_replays_alike(compute: Callable[[], Tensor], times: int) -> None:

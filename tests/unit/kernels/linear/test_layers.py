@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hopper import compile_for_hopper
-from kernel_inputs import DEVICE, DTYPE, LINES, assert_near, randn
+from kernel_inputs import DEVICE, DTYPE, LINES, assert_near, gelu_gated, normed, randn, silu_gated
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
@@ -37,21 +37,6 @@ def one_row_tiles(kind: Kind, outputs: int, inputs: int) -> list[OneRowTile]:
     """That which the H200 has for it."""
     way = Choices(LINES, [OneRowTile]).find(Product(kind, outputs, inputs), 1)
     return [way] if isinstance(way, OneRowTile) else []
-
-
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    x = x.double()
-    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
-
-
-def gelu_gated(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, -1)
-    return torch.nn.functional.gelu(gate, approximate="tanh") * up
-
-
-def silu_gated(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, -1)
-    return torch.nn.functional.silu(gate) * up
 
 
 @pytest.mark.parametrize("size", [64, 96, 1000])

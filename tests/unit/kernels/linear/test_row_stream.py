@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 from hopper import compile_for_hopper
-from kernel_inputs import DEVICE, assert_near, assert_replays_alike, randn
+from kernel_inputs import DEVICE, assert_near, assert_replays_alike, gelu_gated, normed, randn, silu_gated
 from torch import Tensor
-from torch.nn.functional import gelu, silu
 
 from worker_svc.core.kernels.linear import row_stream
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
@@ -34,11 +33,6 @@ TILES = [
 # Inputs that fill steps, that do not, and that are fewer than one has; outputs that tiles divide, and that they do not.
 SIZES = [(4096, 4096), (1000, 2048), (37, 1088), (6144, 4352), (24, 128)]
 needs_hopper = pytest.mark.skipif(not has_row_stream(DEVICE), reason="needs a Hopper GPU")
-
-
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.double()
-    return wide / (wide.square().mean(1, keepdim=True) + eps).sqrt() * weight.double()
 
 
 def of_fp8(tile: RowStreamTile) -> RowStreamTile:
@@ -71,11 +65,9 @@ def test_gates_are_torch_s(tile: RowStreamTile, outputs: int, inputs: int) -> No
     x, weight = randn(1, inputs, seed=1), randn(2 * outputs, inputs, seed=2, scale=inputs**-0.5)
     norm, bias = 1 + randn(inputs, seed=3, scale=0.2), randn(2 * outputs, seed=4)
     product = normed(x, norm, 1e-6) @ weight.double().t()
-    gate, up = product.chunk(2, 1)
-    assert_near(stream_row(x, weight, tile, norm=(norm, 1e-6), is_gated=True), silu(gate) * up)
-    gate, up = (product + bias).chunk(2, 1)
+    assert_near(stream_row(x, weight, tile, norm=(norm, 1e-6), is_gated=True), silu_gated(product))
     y = stream_row(x, weight, tile, norm=(norm, 1e-6), bias=bias, is_gated=True, is_gelu=True)
-    assert_near(y, gelu(gate, approximate="tanh") * up)
+    assert_near(y, gelu_gated(product + bias))
 
 
 @needs_hopper

@@ -98,7 +98,7 @@ def _fp8_one_row() -> Iterator[Way]:
 
 
 def _row_stream(product: Product, inputs: int) -> Iterator[Way]:
-    """Of steps of 2 and 4 KiB of a row of the weight, so few that programs of the next kernel have room, too."""
+    """Of steps of 2 and 4 KiB of a row of the weight, of which a multiprocessor asks for 64 to 192 KiB at once."""
     for rows, times, programs in combinations((2, 4, 8), (1, 2), (2, 3, 4, 6)):
         outputs = rows // 2 if product.kind == "gated" else rows
         for stages, early in ((2, 1), (3, 1), (3, 2), (4, 2), (6, 3)):

@@ -22,7 +22,6 @@ from worker_svc.core.kernels.linear.fp8_rounding import rounded, scale_of
 from worker_svc.core.kernels.linear.ways import RowStreamTile
 
 _HOPPER = (9, 0)
-_COPY_BYTES = 16  # that a thread asks for at once
 
 
 @gluon.jit
