@@ -217,18 +217,21 @@ class SimulatedRunner:
         """Hashes u64[rows] of the first `num_tokens` i64[rows] tokens of `slots`, as far as layers see them: what is in
         the cache of those that see all, or else the tokens that are known; others where one that sees less has foreign
         ones."""
-        tables, token_ids = self._slots.block_tables, self._tokens[slots]
-        width = int(num_tokens.max(initial=0)) // self._limits.block_size + 1
+        tables, longest = self._slots.block_tables, int(num_tokens.max(initial=0))
+        width = longest // self._limits.block_size + 1
         hashes: U64 | None = None
         for index, kind in enumerate(self._limits.kinds):
             if kind.sees_all:
                 hashes = self._cache.context_hashes(tables[index][slots, :width], num_tokens)
+        narrow = [(index, kind) for index, kind in enumerate(self._limits.kinds) if not kind.sees_all]
+        if hashes is not None and not narrow:
+            return hashes
+        token_ids = self._tokens[slots, :longest]
         hashes = token_hashes(token_ids, num_tokens) if hashes is None else hashes
-        for index, kind in enumerate(self._limits.kinds):
-            if not kind.sees_all:
-                firsts = np.array([kind.reach.first_seen(each - 1) for each in num_tokens.tolist()], np.int64)
-                foreign = self._cache.are_foreign(tables[index][slots], token_ids, firsts, num_tokens)
-                hashes ^= np.where(foreign, np.uint64(BASE), np.uint64(0))
+        for index, kind in narrow:
+            firsts = np.array([kind.reach.first_seen(each - 1) for each in num_tokens.tolist()], np.int64)
+            foreign = self._cache.are_foreign(tables[index][slots, :width], token_ids, firsts, num_tokens)
+            hashes ^= np.where(foreign, np.uint64(BASE), np.uint64(0))
         return hashes
 
     def _write(self, batch: Batch) -> None:
