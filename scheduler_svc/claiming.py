@@ -17,12 +17,15 @@ class Claiming:
         self._sweep_ns = 0
         self._hints: dict[bytes, int] = {}  # request → when its hint was sent, Unix nanoseconds
 
-    def hint(self, entry: Entry) -> None:
-        """A request can be claimed."""
-        self.is_due = True
+    def note(self, entry: Entry) -> None:
+        """Remember since when a request could be had; to be called before what was claimed meanwhile is taken in."""
         if len(self._hints) >= MAX_HINTS:
             self._hints.clear()
         self._hints[entry.fields.get(keys.REQUEST, b"")] = number(entry, keys.SENT_NS)
+
+    def hint(self, entry: Entry) -> None:
+        """A request can be claimed, unless it was meanwhile."""
+        self.is_due = self.is_due or entry.fields.get(keys.REQUEST, b"") in self._hints
 
     def take_hint(self, request_id: bytes, now_ns: int) -> int:
         """The time at which the request's hint was sent; `now_ns` if there was none. Unix nanoseconds."""

@@ -32,6 +32,7 @@ from servicekit.logs import is_debugging
 _log = structlog.stdlib.get_logger(__name__)
 
 OVERDUE_COUNT = 64
+LOOK_NS = 500_000  # before a plan is due requests are claimed: an exchange takes less
 
 
 class Dispatcher:
@@ -132,12 +133,28 @@ class Dispatcher:
             self.outbox.put(LogBacklogs(shards), partial(self._note_backlogs, shards))
         if claiming.sweeps(now_ns):
             self._shards.forget_ended(self.scheduler.requests)
+        if claiming.is_due and not is_draining:
+            self._claim()
+
+    def look_before_plan(self, *, is_draining: bool) -> None:
+        """Claim, where a plan is about to be made, without having read that there are requests: to read that first
+        takes an exchange more, and what has just missed a plan waits for a whole step.
+        """
+        if self.due_ns and self.due_ns - time.monotonic_ns() <= LOOK_NS and not is_draining:
+            self._claim()
+
+    def _claim(self) -> None:
         # Without any living worker requests are claimed too, so that their deadlines and cancels count.
         can_serve = bool(self.pairings.links) or not self.pairings.is_worker_alive
-        if claiming.is_due and can_serve and not is_draining and self.scheduler.has_room():
+        if can_serve and self.scheduler.has_room():
             shard = self._shard()
             if not self._backlogs.holds_up((shard,)):
                 self._intake.claim(shard)
+
+    def note_hints(self, entries: Mapping[bytes, list[Entry]]) -> None:
+        """Note what a read has told of requests, before `receive`, and before what was claimed with it is taken in."""
+        for entry in entries.get(self._keys.requests, ()):
+            self._intake.claiming.note(entry)
 
     def receive(self, entries: Mapping[bytes, list[Entry]]) -> None:
         """Take in what a read has brought, by stream."""

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from scheduler_svc import wire
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo
 from scheduler_svc.core.stats import SchedulerStats
-from scheduler_svc.dispatch import Dispatcher
+from scheduler_svc.dispatch import LOOK_NS, Dispatcher
 from scheduler_svc.metrics import Meters, SchedulerCollector
 from scheduler_svc.outbox import Pending
 from scheduler_svc.settings import SchedulerSettings
@@ -31,8 +31,8 @@ BLOCK_MS = 100  # how long an idle turn waits; deadlines are looked at once a tu
 READ_COUNT = 256
 FULL_PAUSE_S = 0.1
 GATHER_S = 0.0002
+LONG_PAUSE_S = 0.001  # half of a longer one is paused, then what came meanwhile is read
 MAX_PAUSE_S = 0.005
-CLAIM_NS = 1_000_000  # a request that has come needs so long until it is in a plan
 
 
 class SchedulerService:
@@ -192,9 +192,11 @@ class SchedulerService:
         with self._lock:
             dispatcher.plan()
             dispatcher.look_around(is_draining=self._is_draining)
-        pending = dispatcher.outbox.pending
-        if not pending and (pause_s := self._pause_s(dispatcher)):
+        if not dispatcher.outbox.pending and (pause_s := self._pause_s(dispatcher)):
             stop.wait(pause_s)
+            with self._lock:
+                dispatcher.look_before_plan(is_draining=self._is_draining)
+        pending = dispatcher.outbox.pending
         is_waiting = dispatcher.is_gathering or dispatcher.due_ns
         may_wait = not (dispatcher.is_filling or is_waiting) and all(each.may_wait for each in pending)
         num_requests = len(dispatcher.scheduler.requests)
@@ -216,6 +218,7 @@ class SchedulerService:
             return
         dispatcher.outbox.pending = []
         with self._lock:
+            dispatcher.note_hints(entries)
             for each, answer in zip(pending, answers, strict=True):
                 if each.answered is not None:
                     each.answered(answer)
@@ -228,11 +231,11 @@ class SchedulerService:
     def _pause_s(dispatcher: Dispatcher) -> float:
         """For how long nothing is read, because a plan waits for its time: a server ends a wait to a tenth of a second.
 
-        What came meanwhile is read in good time before the plan is made, and more often the sooner that is.
+        What came meanwhile is read the more often the sooner the plan is made, and once right before.
         """
         if dispatcher.due_ns:
-            left_ns = dispatcher.due_ns - time.monotonic_ns()
-            return max(GATHER_S, min(MAX_PAUSE_S, (left_ns - CLAIM_NS) / 2e9))
+            left_s = (dispatcher.due_ns - time.monotonic_ns() - LOOK_NS) / 1e9
+            return max(GATHER_S, left_s if left_s < LONG_PAUSE_S else min(MAX_PAUSE_S, left_s / 2))
         return GATHER_S if dispatcher.is_gathering else 0.0
 
     def _recover(self, reason: BusUnavailable | None = None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from contract.domain.plan import U32
 
-_LEAST_WAIT_NS = 1_000_000  # a shorter wait is not worth what it may cost
+_LEAST_WAIT_NS = 300_000  # a shorter wait is not worth what it may cost
 _LEAST_STEP_NS = 3_000_000  # shorter steps leave no time to wait: they are not even looked at
 _MARGIN_NS = 250_000
 _NUM_STEPS = 128  # that are remembered
@@ -68,8 +68,8 @@ class _Lead:
         """So long before the predicted end a plan had to be made, so that the device did not wait for it."""
         self._needed_ns.append(needed_ns)
         if len(self._needed_ns) >= _FEWEST_STEPS:
-            # Of few, the worst that was seen.
-            num_late = _NUM_LATE * len(self._needed_ns) // _NUM_STEPS
+            # The worst is left out even of few: the first predictions may be far off.
+            num_late = -(-_NUM_LATE * len(self._needed_ns) // _NUM_STEPS)
             self.ns = sorted(self._needed_ns)[-1 - num_late] + _MARGIN_NS
 
 

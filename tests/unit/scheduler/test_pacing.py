@@ -111,6 +111,19 @@ def test_no_prompt_has_been_computed_yet() -> None:
     assert device.pacing.due_ns(device.now_ns) == device.now_ns
 
 
+@pytest.mark.parametrize("num_steps", [10, 40])
+def test_one_step_that_was_far_shorter_than_predicted_does_not_make_the_next_plans_early(num_steps: int) -> None:
+    device = Device()
+    for _ in range(20):
+        device.plan(12 * MS)
+    # A token of the first prompt takes a millisecond, of all others two hundredths of one.
+    device.plan(112 * MS, num_prompt_tokens=100)
+    for number in range(2 * num_steps):
+        device.plan(12 * MS + (number % 2) * 20 * MS, num_prompt_tokens=number % 2 * 1000)
+    waits_ns = [device.plan(12 * MS), device.plan(32 * MS, num_prompt_tokens=1000), device.plan(12 * MS)]
+    assert max(waits_ns) <= 2 * MS
+
+
 def test_an_answer_to_no_plan_changes_nothing() -> None:
     pacing = Pacing()
     pacing.answer(5, MS, 0, 0)
