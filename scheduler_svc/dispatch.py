@@ -17,6 +17,7 @@ from scheduler_svc.core.planned_steps import StepError
 from scheduler_svc.core.rows import cancel_error
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.intake import Intake
+from scheduler_svc.looks import Looks
 from scheduler_svc.metrics import Meters
 from scheduler_svc.neighbours import Neighbours
 from scheduler_svc.outbox import Outbox
@@ -25,14 +26,13 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.shards import Shards
 from scheduler_svc.wire import decode_cancel, decode_result, encode_plan, encode_rows, num_samples
 from servicekit.bus import keys
-from servicekit.bus.calls import Entry, LogBacklogs, Overdue, Reject, StoredRequest
+from servicekit.bus.calls import Claim, Entry, LogBacklogs, Overdue, Reject, StoredRequest
 from servicekit.bus.keys import Keys
 from servicekit.logs import is_debugging
 
 _log = structlog.stdlib.get_logger(__name__)
 
 OVERDUE_COUNT = 64
-LOOK_NS = 500_000  # before a plan is due requests are claimed: an exchange takes less
 
 
 class Dispatcher:
@@ -45,6 +45,8 @@ class Dispatcher:
         self.is_filling = False  # more plans may follow those that were just made
         self.due_ns = 0  # when the next plan is made that waits for its time, monotonic; 0: none does
         self.is_gathering = False  # a plan waits for requests that are on their way
+        self._looks = Looks()
+        self._looked_ns = 0  # when the last look began, if no plan could be made since; monotonic
         self._window = settings.plans_in_flight
         self._backlogs = Backlogs(settings.max_log_backlog)
         self._keys = names
@@ -81,11 +83,15 @@ class Dispatcher:
     def send_again(self) -> None:
         """After answers were lost: send what must arrive, and look for what a claim or a take may have brought."""
         self.outbox.drop_questions()
+        self._looked_ns = 0
         self._intake.ask_again()
         self._neighbours.ask_again()
 
     def plan(self) -> None:
         """Expire what is late, fill every worker's window, and put rows and plans into the outbox."""
+        if self._looked_ns:
+            self._looks.observe(time.monotonic_ns() - self._looked_ns)
+            self._looked_ns = 0
         now_ns = time.time_ns()
         self._shards.log(self.scheduler.expire(now_ns))
         plans: list[tuple[str, bytes]] = []
@@ -99,7 +105,7 @@ class Dispatcher:
             is_idle = not worker.in_flight
             while not self.is_filling and self.scheduler.may_plan(name):
                 since_ns = time.monotonic_ns()
-                if (due_ns := link.pacing.due_ns(since_ns)) > since_ns:
+                if (due_ns := link.pacing.due_ns(since_ns)) - since_ns > self._looks.ns:
                     self.due_ns = min(self.due_ns or due_ns, due_ns)
                     break
                 if self._intake.gathering.waits(worker, since_ns):
@@ -136,12 +142,20 @@ class Dispatcher:
         if claiming.is_due and not is_draining:
             self._claim()
 
+    @property
+    def pause_s(self) -> float:
+        """For how long nothing is read, because a plan waits for its time."""
+        return self._looks.pause_ns(self.due_ns - time.monotonic_ns()) / 1e9 if self.due_ns else 0.0
+
     def look_before_plan(self, *, is_draining: bool) -> None:
         """Claim, where a plan is about to be made, without having read that there are requests: to read that first
         takes an exchange more, and what has just missed a plan waits for a whole step.
         """
-        if self.due_ns and self.due_ns - time.monotonic_ns() <= LOOK_NS and not is_draining:
-            self._claim()
+        now_ns = time.monotonic_ns()
+        if self.due_ns and self.due_ns - now_ns <= self._looks.ns:
+            self._looked_ns = now_ns
+            if not is_draining and not any(isinstance(each.call, Claim) for each in self.outbox.pending):
+                self._claim()
 
     def _claim(self) -> None:
         # Without any living worker requests are claimed too, so that their deadlines and cancels count.
@@ -150,11 +164,6 @@ class Dispatcher:
             shard = self._shard()
             if not self._backlogs.holds_up((shard,)):
                 self._intake.claim(shard)
-
-    def note_hints(self, entries: Mapping[bytes, list[Entry]]) -> None:
-        """Note what a read has told of requests, before `receive`, and before what was claimed with it is taken in."""
-        for entry in entries.get(self._keys.requests, ()):
-            self._intake.claiming.note(entry)
 
     def receive(self, entries: Mapping[bytes, list[Entry]]) -> None:
         """Take in what a read has brought, by stream."""
@@ -168,7 +177,7 @@ class Dispatcher:
             self._receive_cancel(entry)
         for entry in entries.get(self._keys.requests, ()):
             self._positions[self._keys.requests] = entry.entry_id
-            self._intake.claiming.hint(entry)
+            self._intake.claiming.is_due = True
 
     def positions(self) -> dict[bytes, bytes]:
         """The streams to read, and after which entries."""

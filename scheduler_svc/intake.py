@@ -71,8 +71,8 @@ class Intake:
             _log.error("dead letters", stream="requests", count=claimed.num_buried, why=keys.NO_REQUEST.decode())
             self._meters.dead_letters["requests"] += claimed.num_buried
         self.claiming.is_due = len(claimed) == CLAIM_COUNT
-        for request in claimed:
-            self._add(request)
+        for request, sent_ns in zip(claimed, claimed.sent_ns, strict=True):
+            self._add(request, sent_ns=sent_ns)
         held = self._scheduler.requests
         num_tokens = sum(held[each.request_id].num_prompt_tokens for each in claimed if each.request_id in held)
         self.gathering.note(num_tokens, claimed.num_coming, time.monotonic_ns())
@@ -85,8 +85,11 @@ class Intake:
         for request, histories in read_loaded(loaded):
             self._add(request, histories)
 
-    def _add(self, stored: StoredRequest, histories: Sequence[History] = ()) -> None:
-        """Hand a request to the core, after what is known of it: by the log, and by its gateway if that is more."""
+    def _add(self, stored: StoredRequest, histories: Sequence[History] = (), sent_ns: int = 0) -> None:
+        """Hand a request to the core, after what is known of it: by the log, and by its gateway if that is more.
+
+        `sent_ns` says when its hint was sent, Unix nanoseconds; 0: it came without one.
+        """
         now_ns, start_s = time.time_ns(), time.perf_counter()
         request_id = stored.request_id
         self._shards.open(request_id, stored.shard or 0)
@@ -107,5 +110,4 @@ class Intake:
         if is_debugging():
             num_tokens = len(request.prompt_token_ids)
             _log.debug("queued", request_id=format_request_id(request_id), num_prompt_tokens=num_tokens)
-        sent_ns = self.claiming.take_hint(request_id, now_ns)
-        self._meters.requests.observe(sent_ns, now_ns, time.perf_counter() - start_s)
+        self._meters.requests.observe(sent_ns or now_ns, now_ns, time.perf_counter() - start_s)

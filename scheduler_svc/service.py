@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from scheduler_svc import wire
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo
 from scheduler_svc.core.stats import SchedulerStats
-from scheduler_svc.dispatch import LOOK_NS, Dispatcher
+from scheduler_svc.dispatch import Dispatcher
 from scheduler_svc.metrics import Meters, SchedulerCollector
 from scheduler_svc.outbox import Pending
 from scheduler_svc.settings import SchedulerSettings
@@ -31,8 +31,6 @@ BLOCK_MS = 100  # how long an idle turn waits; deadlines are looked at once a tu
 READ_COUNT = 256
 FULL_PAUSE_S = 0.1
 GATHER_S = 0.0002
-LONG_PAUSE_S = 0.001  # half of a longer one is paused, then what came meanwhile is read
-MAX_PAUSE_S = 0.005
 
 
 class SchedulerService:
@@ -194,8 +192,8 @@ class SchedulerService:
             dispatcher.look_around(is_draining=self._is_draining)
         if not dispatcher.outbox.pending and (pause_s := self._pause_s(dispatcher)):
             stop.wait(pause_s)
-            with self._lock:
-                dispatcher.look_before_plan(is_draining=self._is_draining)
+        with self._lock:
+            dispatcher.look_before_plan(is_draining=self._is_draining or stop.draining.is_set())
         pending = dispatcher.outbox.pending
         is_waiting = dispatcher.is_gathering or dispatcher.due_ns
         may_wait = not (dispatcher.is_filling or is_waiting) and all(each.may_wait for each in pending)
@@ -218,7 +216,6 @@ class SchedulerService:
             return
         dispatcher.outbox.pending = []
         with self._lock:
-            dispatcher.note_hints(entries)
             for each, answer in zip(pending, answers, strict=True):
                 if each.answered is not None:
                     each.answered(answer)
@@ -229,14 +226,8 @@ class SchedulerService:
 
     @staticmethod
     def _pause_s(dispatcher: Dispatcher) -> float:
-        """For how long nothing is read, because a plan waits for its time: a server ends a wait to a tenth of a second.
-
-        What came meanwhile is read the more often the sooner the plan is made, and once right before.
-        """
-        if dispatcher.due_ns:
-            left_s = (dispatcher.due_ns - time.monotonic_ns() - LOOK_NS) / 1e9
-            return max(GATHER_S, left_s if left_s < LONG_PAUSE_S else min(MAX_PAUSE_S, left_s / 2))
-        return GATHER_S if dispatcher.is_gathering else 0.0
+        """For how long nothing is read, because a plan waits: a server ends a wait to a tenth of a second."""
+        return GATHER_S if dispatcher.is_gathering else dispatcher.pause_s
 
     def _recover(self, reason: BusUnavailable | None = None) -> None:
         """The bus was away, or the session is fenced. What was not acknowledged is sent again, which is harmless.

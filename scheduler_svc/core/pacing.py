@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from contract.domain.plan import U32
 
-_LEAST_WAIT_NS = 300_000  # a shorter wait is not worth what it may cost
 _LEAST_STEP_NS = 3_000_000  # shorter steps leave no time to wait: they are not even looked at
 _MARGIN_NS = 250_000
 _NUM_STEPS = 128  # that are remembered
@@ -68,8 +67,8 @@ class _Lead:
         """So long before the predicted end a plan had to be made, so that the device did not wait for it."""
         self._needed_ns.append(needed_ns)
         if len(self._needed_ns) >= _FEWEST_STEPS:
-            # The worst is left out even of few: the first predictions may be far off.
-            num_late = -(-_NUM_LATE * len(self._needed_ns) // _NUM_STEPS)
+            # Of few, too, one is left out: the first predictions may be far off.
+            num_late = max(1, _NUM_LATE * len(self._needed_ns) // _NUM_STEPS)
             self.ns = sorted(self._needed_ns)[-1 - num_late] + _MARGIN_NS
 
 
@@ -118,9 +117,7 @@ class Pacing:
         if self._is_short:
             return now_ns
         lead_ns, expected_ns = self._leads[self._only_decodes()].ns, self._expected_ns()
-        if lead_ns is None or expected_ns is None or expected_ns - lead_ns - now_ns < _LEAST_WAIT_NS:
-            return now_ns
-        return expected_ns - lead_ns
+        return now_ns if lead_ns is None or expected_ns is None else expected_ns - lead_ns
 
     def _only_decodes(self) -> bool:
         return not any(each.num_prompt_tokens for each in self._in_flight)

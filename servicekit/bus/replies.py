@@ -16,6 +16,11 @@ def nothing(_: Reply) -> None:
     return
 
 
+def _number(text: bytes) -> int:
+    """A decimal field that only measures; 0 if it is missing or malformed."""
+    return int(text) if text.isdigit() else 0
+
+
 def _entries(reply: Reply) -> list[c.Entry]:
     return [c.Entry(entry_id, dict(zip(fields[::2], fields[1::2], strict=True))) for entry_id, fields in reply or ()]
 
@@ -79,7 +84,10 @@ def claimed(reply: Reply) -> c.Claimed | c.Settling | None:
     """Requests with their token ids; None: the session that asked is not active."""
     if reply == _NOT_YET:
         return c.NOT_YET
-    return None if reply is None else c.Claimed(map(_with_tokens, reply[0]), *reply[1:])
+    if reply is None:
+        return None
+    requests, num_buried, num_coming, sent = reply
+    return c.Claimed(map(_with_tokens, requests), num_buried, num_coming, map(_number, sent))
 
 
 def taken(reply: Reply) -> list[bytes] | c.Settling | None:

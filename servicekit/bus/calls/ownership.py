@@ -11,10 +11,17 @@ from servicekit.bus.calls.streams import Entry
 class Claimed(list[StoredRequest]):
     """Requests that a scheduler owns from now on."""
 
-    def __init__(self, requests: Iterable[StoredRequest] = (), num_buried: int = 0, num_coming: int = 0) -> None:
+    def __init__(
+        self,
+        requests: Iterable[StoredRequest] = (),
+        num_buried: int = 0,
+        num_coming: int = 0,
+        sent_ns: Iterable[int] = (),
+    ) -> None:
         super().__init__(requests)
         self.num_buried = num_buried  # entries that moved to `dead`
         self.num_coming = num_coming  # entries that are left in `requests` and `prompts`
+        self.sent_ns = list(sent_ns)  # of each request: when its hint was sent, Unix nanoseconds; 0: it did not say
 
 
 @dataclass(frozen=True, slots=True)

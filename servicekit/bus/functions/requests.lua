@@ -215,12 +215,17 @@ local function overdue(keys, args)
   return found
 end
 
-local function request_id(fields)
+local function field(fields, name)
   for i = 1, #fields, 2 do
-    if fields[i] == '@REQUEST@' and #fields[i + 1] == 16 then
+    if fields[i] == name then
       return fields[i + 1]
     end
   end
+end
+
+local function request_id(fields)
+  local id = field(fields, '@REQUEST@')
+  return id and #id == 16 and id
 end
 
 local function bury(prefix, stream, fields)
@@ -236,7 +241,7 @@ local function claim(keys, args)
   if not settle(prefix) then
     return NOT_YET
   end
-  local stream, wanted, claimed, num_buried = prefix .. '@requests@', tonumber(count), {}, 0
+  local stream, wanted, claimed, sent, num_buried = prefix .. '@requests@', tonumber(count), {}, {}, 0
   while #claimed < wanted do
     local missing = wanted - #claimed
     local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', whole(missing))
@@ -254,6 +259,7 @@ local function claim(keys, args)
         redis.call('HSET', prefix .. '@request@' .. digits, 'state', 'RUNNING', 'shard', shard, 'owner', sid)
         open(prefix, id, shard, request[ROUTE], request[HEADER], request[BODY], request[META])
         taken[#taken + 1], claimed[#claimed + 1] = digits, request
+        sent[#sent + 1] = field(entry[2], '@SENT_NS@') or ''
       end
     end
     with_all('XDEL', stream, read)
@@ -263,7 +269,7 @@ local function claim(keys, args)
       break
     end
   end
-  return { claimed, num_buried, redis.call('XLEN', stream) + redis.call('XLEN', prefix .. '@prompts@') }
+  return { claimed, num_buried, redis.call('XLEN', stream) + redis.call('XLEN', prefix .. '@prompts@'), sent }
 end
 
 local function take(keys, args)

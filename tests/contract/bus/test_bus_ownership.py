@@ -89,6 +89,16 @@ def test_claim_tells_how_many_come_after_what_it_took(flow: Flow) -> None:
     assert coming == [(2, 2), (1, 1), (0, 1)]
 
 
+def test_claim_tells_when_hints_were_sent(flow: Flow) -> None:
+    scheduler = flow.session()
+    flow.connection.call(Append(flow.bus.keys.requests, {k.REQUEST: id_of(2)}))
+    assert flow.ready() == id_of(2)
+    flow.ready()
+    claimed = flow.connection.call(Claim(scheduler, 2, 0))
+    assert isinstance(claimed, Claimed)
+    assert claimed.sent_ns == [0, 2], "the first hint does not say it"
+
+
 def test_claim_passes_hints_that_lead_nowhere(flow: Flow) -> None:
     scheduler = flow.session()
     lost = {k.REQUEST: id_of(99), k.SENT_NS: b"1"}

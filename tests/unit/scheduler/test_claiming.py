@@ -6,37 +6,13 @@ import pytest
 from memory_bus import MemoryBus
 from scheduler_pool import Client, Worker, prompt, scheduler, until
 
-from scheduler_svc.claiming import Claiming
 from scheduler_svc.core.pacing import Pacing
-from scheduler_svc.dispatch import LOOK_NS, Dispatcher
+from scheduler_svc.dispatch import Dispatcher
 from scheduler_svc.metrics import Meters
 from scheduler_svc.settings import SchedulerSettings
-from servicekit.bus import keys
-from servicekit.bus.calls import Claim, Entry
+from servicekit.bus.calls import Claim, Owned
 
 FAR_NS = 10**12  # more than any test takes
-
-
-def hint(number: int) -> Entry:
-    return Entry(b"%d-0" % number, {keys.REQUEST: b"request %d" % number, keys.SENT_NS: b"%d" % (number * 1000)})
-
-
-def test_a_hint_asks_for_a_claim_unless_what_it_tells_of_was_claimed_with_it() -> None:
-    claiming = Claiming()
-    claiming.is_due = False
-    for number in (1, 2):
-        claiming.note(hint(number))
-    assert claiming.take_hint(b"request 1", 7) == 1000
-    claiming.hint(hint(1))
-    assert not claiming.is_due
-    claiming.hint(hint(2))
-    assert claiming.is_due
-    claiming.hint(hint(1))
-    assert claiming.is_due, "another one is still to be had"
-
-
-def test_without_a_hint_a_request_could_be_had_since_now() -> None:
-    assert Claiming().take_hint(b"request 1", 7) == 7
 
 
 @pytest.fixture
@@ -52,7 +28,7 @@ def num_claims(dispatcher: Dispatcher) -> int:
 
 
 def test_requests_are_asked_for_right_before_a_plan_is_made(dispatcher: Dispatcher) -> None:
-    dispatcher.due_ns = time.monotonic_ns() + LOOK_NS
+    dispatcher.due_ns = time.monotonic_ns()
     dispatcher.look_before_plan(is_draining=False)
     assert num_claims(dispatcher) == 1
 
@@ -64,10 +40,48 @@ def test_requests_are_not_asked_for_while_no_plan_waits_or_one_waits_for_long(di
     assert num_claims(dispatcher) == 0
 
 
+def test_requests_are_not_asked_for_twice_in_one_exchange(dispatcher: Dispatcher) -> None:
+    dispatcher.look_around(is_draining=False)
+    assert num_claims(dispatcher) == 1
+    dispatcher.due_ns = time.monotonic_ns()
+    dispatcher.look_before_plan(is_draining=False)
+    assert num_claims(dispatcher) == 1
+
+
+def test_who_has_no_room_asks_for_nothing(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher.scheduler, "has_room", lambda: False)
+    dispatcher.due_ns = time.monotonic_ns()
+    dispatcher.look_before_plan(is_draining=False)
+    assert num_claims(dispatcher) == 0
+
+
+def test_what_a_lost_answer_may_have_brought_is_asked_for(dispatcher: Dispatcher) -> None:
+    dispatcher.due_ns = time.monotonic_ns()
+    dispatcher.look_before_plan(is_draining=False)
+    dispatcher.send_again()
+    assert [type(each.call) for each in dispatcher.outbox.pending] == [Owned]
+    dispatcher.look_around(is_draining=False)
+    assert num_claims(dispatcher) == 1
+
+
 def test_who_drains_asks_for_nothing(dispatcher: Dispatcher) -> None:
     dispatcher.due_ns = time.monotonic_ns()
     dispatcher.look_before_plan(is_draining=True)
     assert num_claims(dispatcher) == 0
+
+
+def test_a_request_is_claimed_as_soon_as_its_hint_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.claiming.SWEEP_NS", FAR_NS)
+    bus = MemoryBus()
+    client = Client(bus)
+    with scheduler(bus) as service, Worker(bus):
+        first = client.submit(1, prompt(1))
+        client.wait((first, 0))
+        second = client.submit(2, prompt(2))
+        client.wait((second, 0))
+        waits = service.meters.requests.wait
+        assert sum(waits.counts) == 2
+        assert waits.total > 0
 
 
 def test_a_request_that_nobody_told_of_is_claimed_before_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +91,13 @@ def test_a_request_that_nobody_told_of_is_claimed_before_the_next_plan(monkeypat
         since_ns = now_ns % period_ns
         return now_ns if since_ns < period_ns // 5 else now_ns - since_ns + period_ns
 
+    def without_hints(dispatcher: Dispatcher) -> dict[bytes, bytes]:
+        return {stream: after for stream, after in positions(dispatcher).items() if stream != bus.keys.requests}
+
+    bus, positions = MemoryBus(), Dispatcher.positions
     monkeypatch.setattr(Pacing, "due_ns", due_ns)
-    monkeypatch.setattr(Claiming, "hint", lambda *_: None)
+    monkeypatch.setattr(Dispatcher, "positions", without_hints)
     monkeypatch.setattr("scheduler_svc.claiming.SWEEP_NS", FAR_NS)
-    bus = MemoryBus()
     client = Client(bus)
     first = client.submit(1, prompt(1), max_tokens=40)
     with scheduler(bus) as service, Worker(bus) as worker:

@@ -79,7 +79,7 @@ def test_products_of_8_bit_floats_are_those_of_other_programs(tile: RowStreamTil
     scales = torch.rand(2 * outputs, 1, generator=torch.Generator().manual_seed(6)).to(DEVICE) + 0.5
     x, norm = randn(1, inputs, seed=1), 1 + randn(inputs, seed=3, scale=0.2)
     bias, residual = randn(2 * outputs, seed=4), randn(1, 2 * outputs, seed=5)
-    other = Fp8OneRowTile(4, min(512, inputs), 4)  # shorter steps compile for a minute
+    other = Fp8OneRowTile(4, min(512, inputs), 4)  # with steps of 64 it compiles for 45 s
     for changes in (
         {"residual": residual},
         {"bias": bias, "residual": residual},
