@@ -1,7 +1,5 @@
 """The times at which requests are claimed."""
 
-from servicekit.bus.calls import Entry
-
 CLAIM_COUNT = 16  # requests of one turn: each takes a tenth of a millisecond and more, for which plans wait
 ASK_AGAIN_NS = 50_000_000  # a pool that settles
 SWEEP_NS = 1_000_000_000  # a hint may be lost: claim once in a while without one
@@ -25,9 +23,3 @@ class Claiming:
     def settles(self, now_ns: int) -> None:
         """The pool had no answer yet."""
         self._sweep_ns = now_ns + ASK_AGAIN_NS
-
-
-def number(entry: Entry, name: bytes) -> int:
-    """A decimal field that only measures; 0 if it is missing or malformed."""
-    text = entry.fields.get(name, b"")
-    return int(text) if text.isdigit() else 0

@@ -12,7 +12,6 @@ from contract.domain.request import format_request_id
 from contract.domain.rows import unstarted_rows
 from contract.domain.timeline import Computed
 from scheduler_svc.backlogs import Backlogs
-from scheduler_svc.claiming import number
 from scheduler_svc.core.planned_steps import StepError
 from scheduler_svc.core.rows import cancel_error
 from scheduler_svc.core.scheduler import Scheduler
@@ -28,6 +27,7 @@ from scheduler_svc.wire import decode_cancel, decode_result, encode_plan, encode
 from servicekit.bus import keys
 from servicekit.bus.calls import Claim, Entry, LogBacklogs, Overdue, Reject, StoredRequest
 from servicekit.bus.keys import Keys
+from servicekit.bus.replies import number
 from servicekit.logs import is_debugging
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -46,7 +46,7 @@ class Dispatcher:
         self.due_ns = 0  # when the next plan is made that waits for its time, monotonic; 0: none does
         self.is_gathering = False  # a plan waits for requests that are on their way
         self._looks = Looks()
-        self._looked_ns = 0  # when the last look began, if no plan could be made since; monotonic
+        self._looked_ns = 0  # when the look of this turn began, monotonic; 0: there was none
         self._window = settings.plans_in_flight
         self._backlogs = Backlogs(settings.max_log_backlog)
         self._keys = names
@@ -151,10 +151,10 @@ class Dispatcher:
         """Claim, where a plan is about to be made, without having read that there are requests: to read that first
         takes an exchange more, and what has just missed a plan waits for a whole step.
         """
-        now_ns = time.monotonic_ns()
-        if self.due_ns and self.due_ns - now_ns <= self._looks.ns:
+        now_ns, pending = time.monotonic_ns(), self.outbox.pending
+        if self.due_ns and self._looks.is_near(self.due_ns - now_ns, is_writing=bool(pending)):
             self._looked_ns = now_ns
-            if not is_draining and not any(isinstance(each.call, Claim) for each in self.outbox.pending):
+            if not is_draining and not any(isinstance(each.call, Claim) for each in pending):
                 self._claim()
 
     def _claim(self) -> None:
@@ -177,7 +177,7 @@ class Dispatcher:
             self._receive_cancel(entry)
         for entry in entries.get(self._keys.requests, ()):
             self._positions[self._keys.requests] = entry.entry_id
-            self._intake.claiming.is_due = True
+            self._intake.claiming.is_due = True  # though what it tells of may have been claimed meanwhile
 
     def positions(self) -> dict[bytes, bytes]:
         """The streams to read, and after which entries."""
@@ -219,7 +219,7 @@ class Dispatcher:
             self.outbox.bury("cancels", entry.fields, str(error))
             return
         self._shards.log(self.scheduler.cancel(request_id, reason, now_ns, sequence))
-        sent_ns = number(entry, keys.SENT_NS)
+        sent_ns = number(entry.fields.get(keys.SENT_NS, b""))
         if sent_ns >= self._begun_ns:  # older ones did not wait for this scheduler: others heard them before
             self._meters.cancels.observe(sent_ns, now_ns, time.perf_counter() - start_s)
 

@@ -227,7 +227,9 @@ class SchedulerService:
     @staticmethod
     def _pause_s(dispatcher: Dispatcher) -> float:
         """For how long nothing is read, because a plan waits: a server ends a wait to a tenth of a second."""
-        return GATHER_S if dispatcher.is_gathering else dispatcher.pause_s
+        if not dispatcher.is_gathering:
+            return dispatcher.pause_s
+        return min(GATHER_S, dispatcher.pause_s) if dispatcher.due_ns else GATHER_S
 
     def _recover(self, reason: BusUnavailable | None = None) -> None:
         """The bus was away, or the session is fenced. What was not acknowledged is sent again, which is harmless.

@@ -10,6 +10,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.request import Header, format_request_id
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Call, Entry, Reject, StoredRequest, Tokenized
+from servicekit.bus.replies import number
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer
 
@@ -46,8 +47,7 @@ class Job:
 
 def sent_ns(hint: Entry) -> int:
     """The time at which a hint was sent, Unix nanoseconds. It only measures: one that cannot be read counts as now."""
-    text = hint.fields.get(k.SENT_NS)
-    return int(text) if text is not None and text.isdigit() else time.time_ns()
+    return number(hint.fields.get(k.SENT_NS, b"")) or time.time_ns()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from servicekit.bus import calls as c
 Reply = Any  # bytes, int, None or a list of replies
 
 _NOT_YET = 0  # instead of a list
+_MOST_DIGITS = 20  # of a number of 64 bits
 _OF_KEY = 2  # whose limit a submit was refused by: 0 the pool, 1 the tenant
 
 
@@ -16,9 +17,9 @@ def nothing(_: Reply) -> None:
     return
 
 
-def _number(text: bytes) -> int:
+def number(text: bytes) -> int:
     """A decimal field that only measures; 0 if it is missing or malformed."""
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else 0
 
 
 def _entries(reply: Reply) -> list[c.Entry]:
@@ -87,7 +88,7 @@ def claimed(reply: Reply) -> c.Claimed | c.Settling | None:
     if reply is None:
         return None
     requests, num_buried, num_coming, sent = reply
-    return c.Claimed(map(_with_tokens, requests), num_buried, num_coming, map(_number, sent))
+    return c.Claimed(map(_with_tokens, requests), num_buried, num_coming, map(number, sent))
 
 
 def taken(reply: Reply) -> list[bytes] | c.Settling | None:

@@ -91,12 +91,14 @@ def test_claim_tells_how_many_come_after_what_it_took(flow: Flow) -> None:
 
 def test_claim_tells_when_hints_were_sent(flow: Flow) -> None:
     scheduler = flow.session()
-    flow.connection.call(Append(flow.bus.keys.requests, {k.REQUEST: id_of(2)}))
-    assert flow.ready() == id_of(2)
+    unsaid: list[dict[bytes, bytes]] = [{}, {k.SENT_NS: b"soon"}, {k.SENT_NS: b"9" * 5000}]
+    for number, fields in enumerate(unsaid, 2):
+        flow.connection.call(Append(flow.bus.keys.requests, {k.REQUEST: id_of(number)} | fields))
+        assert flow.ready() == id_of(number)
     flow.ready()
-    claimed = flow.connection.call(Claim(scheduler, 2, 0))
+    claimed = flow.connection.call(Claim(scheduler, 4, 0))
     assert isinstance(claimed, Claimed)
-    assert claimed.sent_ns == [0, 2], "the first hint does not say it"
+    assert claimed.sent_ns == [0, 0, 0, 2]
 
 
 def test_claim_passes_hints_that_lead_nowhere(flow: Flow) -> None:

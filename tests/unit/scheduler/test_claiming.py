@@ -6,8 +6,10 @@ import pytest
 from memory_bus import MemoryBus
 from scheduler_pool import Client, Worker, prompt, scheduler, until
 
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.pacing import Pacing
 from scheduler_svc.dispatch import Dispatcher
+from scheduler_svc.looks import Looks
 from scheduler_svc.metrics import Meters
 from scheduler_svc.settings import SchedulerSettings
 from servicekit.bus.calls import Claim, Owned
@@ -56,6 +58,8 @@ def test_who_has_no_room_asks_for_nothing(dispatcher: Dispatcher, monkeypatch: p
 
 
 def test_what_a_lost_answer_may_have_brought_is_asked_for(dispatcher: Dispatcher) -> None:
+    dispatcher.look_around(is_draining=False)
+    dispatcher.outbox.pending.clear()
     dispatcher.due_ns = time.monotonic_ns()
     dispatcher.look_before_plan(is_draining=False)
     dispatcher.send_again()
@@ -64,13 +68,30 @@ def test_what_a_lost_answer_may_have_brought_is_asked_for(dispatcher: Dispatcher
     assert num_claims(dispatcher) == 1
 
 
+def test_the_next_plan_tells_how_long_a_look_took_unless_its_answer_was_lost(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took_ns: list[int] = []
+    monkeypatch.setattr(Looks, "observe", lambda _, each: took_ns.append(each))
+    for is_lost in (False, True):
+        dispatcher.due_ns = began_ns = time.monotonic_ns()
+        dispatcher.look_before_plan(is_draining=False)
+        if is_lost:
+            dispatcher.send_again()
+        dispatcher.plan()
+        dispatcher.plan()
+        assert len(took_ns) == 1
+        if not is_lost:
+            assert 0 < took_ns[0] <= time.monotonic_ns() - began_ns
+
+
 def test_who_drains_asks_for_nothing(dispatcher: Dispatcher) -> None:
     dispatcher.due_ns = time.monotonic_ns()
     dispatcher.look_before_plan(is_draining=True)
     assert num_claims(dispatcher) == 0
 
 
-def test_a_request_is_claimed_as_soon_as_its_hint_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_claimed_by_its_hint_which_says_how_long_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_svc.claiming.SWEEP_NS", FAR_NS)
     bus = MemoryBus()
     client = Client(bus)
@@ -99,11 +120,17 @@ def test_a_request_that_nobody_told_of_is_claimed_before_the_next_plan(monkeypat
     monkeypatch.setattr(Dispatcher, "positions", without_hints)
     monkeypatch.setattr("scheduler_svc.claiming.SWEEP_NS", FAR_NS)
     client = Client(bus)
-    first = client.submit(1, prompt(1), max_tokens=40)
-    with scheduler(bus) as service, Worker(bus) as worker:
+    limits = WorkerLimits(num_blocks=256, block_size=4, max_num_seqs=4, max_model_len=1000)
+    first = client.submit(1, prompt(1), max_tokens=900)
+
+    def is_claimed() -> bool:
+        client.read()
+        assert (first, 0) not in client.finishes
+        return second in client.opened
+
+    with scheduler(bus) as service, Worker(bus, limits=limits) as worker:
         worker.is_held.set()
         until(lambda: service.stats().num_running_seqs == 1, "the first")
         second = client.submit(2, prompt(2))
         worker.is_held.clear()
-        client.wait((first, 0))
-        assert second in client.opened
+        until(is_claimed, "the claim of the second")
