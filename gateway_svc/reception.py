@@ -155,7 +155,7 @@ class Reception:
         Raises:
             PenstockError: UNAVAILABLE, OVERLOADED: not now.
         """
-        self._admit(sum(self._delivery.find(each) is None for each in form.request_ids), tenant)
+        self._admit(sum(self._delivery.find(each) is None for each in form.request_ids), tenant, is_return=True)
         call = self._call(replace(form, is_resumable=True), tenant, sink, have)
         call.client_id = client_id
         if form.continuous_usage:
@@ -235,7 +235,7 @@ class Reception:
     def _outbox(self) -> RequestOutbox:
         return self._delivery.outbox
 
-    def _admit(self, num_new: int, tenant: str) -> None:
+    def _admit(self, num_new: int, tenant: str, *, is_return: bool = False) -> None:
         admit(
             self._crowd.limits,
             num_streams=self._crowd.num_streams,
@@ -243,6 +243,7 @@ class Reception:
             num_other_tenants=self._crowd.num_tenants_beside(tenant),
             draining=self._delivery.draining,
             connected=self._link.connected,
+            is_return=is_return,
             mean_stream_s=self._stats.e2e_request_latency.mean,
         )
 

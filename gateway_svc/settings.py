@@ -59,7 +59,10 @@ class GatewaySettings(ServiceSettings):
     )
     max_tenants: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=1000,
-        metadata={"help": "tenants named by headers for which this gateway serves at once, 429 beyond; 0: no bound"},
+        metadata={
+            "help": "tenants named by headers for which this gateway serves at once, 429 beyond; twice as many where "
+            "clients return to what another gateway has let in; 0: no bound"
+        },
     )
     tokenizer_tls_ca: Path | None = field(
         default=None,
@@ -118,7 +121,11 @@ class GatewaySettings(ServiceSettings):
         default=8 * 1024 * 1024, metadata={"help": "largest request body, of HTTP and of gRPC"}
     )
     max_streams: Annotated[int, msgspec.Meta(ge=0)] = field(
-        default=0, metadata={"help": "requests that this gateway serves at once, 429 beyond; 0: no bound"}
+        default=0,
+        metadata={
+            "help": "requests that this gateway serves at once, 429 beyond; twice as many where clients return to what "
+            "another gateway has let in; 0: no bound"
+        },
     )
     max_waiting_requests: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=10_000,

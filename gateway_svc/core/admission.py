@@ -7,6 +7,9 @@ from contract.domain.errors import ErrorCode, PenstockError
 
 RETRY_AFTER_S = 1.0  # where nothing is known: what hinders may be over at any moment
 MAX_RETRY_AFTER_S = 60.0
+# Times each bound that what another gateway has let in may take: half of all may have died, and nothing that was begun
+# competes with new requests for room.
+ROOM_FOR_RETURNS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,13 @@ def admit(
     num_other_tenants: int = 0,
     draining: bool,
     connected: bool,
+    is_return: bool = False,
     mean_stream_s: float = 0.0,
 ) -> None:
     """Lets `num_new` requests in beside the `num_streams` that are being served, each for `mean_stream_s` of late.
 
-    Nothing new is let in where a client comes back to what is being served.
+    Nothing new is let in where a client comes back to what is being served here. Where it is a return to what another
+    gateway has let in, bounds are `ROOM_FOR_RETURNS` times as high.
 
     Raises:
         PenstockError: UNAVAILABLE while draining or without the bus, OVERLOADED beyond a bound.
@@ -72,16 +77,18 @@ def admit(
         raise PenstockError(
             ErrorCode.UNAVAILABLE, "the gateway cannot reach its Redis server at the moment; send the request again"
         )
-    if num_new and limits.max_streams and num_streams + num_new > limits.max_streams:
+    times = ROOM_FOR_RETURNS if is_return else 1
+    if num_new and limits.max_streams and num_streams + num_new > times * limits.max_streams:
         raise PenstockError(
             ErrorCode.OVERLOADED,
-            f"this gateway serves {num_streams} requests and takes at most {limits.max_streams}; send it again later",
+            f"this gateway serves {num_streams} requests and takes at most {times * limits.max_streams}; send it again "
+            "later",
             retry_after_s=retry_after_s(mean_stream_s * num_new / max(num_streams, 1)),
         )
-    if num_new and limits.max_tenants and num_other_tenants >= limits.max_tenants:
+    if num_new and limits.max_tenants and num_other_tenants >= times * limits.max_tenants:
         raise PenstockError(
             ErrorCode.OVERLOADED,
-            f"this gateway serves {num_other_tenants} other tenants and takes at most {limits.max_tenants}; send it "
-            "again later",
+            f"this gateway serves {num_other_tenants} other tenants and takes at most {times * limits.max_tenants}; "
+            "send it again later",
             retry_after_s=retry_after_s(mean_stream_s / num_other_tenants),
         )

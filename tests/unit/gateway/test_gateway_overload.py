@@ -145,6 +145,17 @@ def test_a_gateway_serves_as_many_streams_as_it_may_and_no_more(
         admit(AdmissionLimits(2), num_streams=num_streams, num_new=num_new, draining=False, connected=True)
 
 
+@pytest.mark.parametrize(("num_streams", "is_let_in"), [(2, True), (3, True), (4, False)])
+def test_who_returns_to_what_another_gateway_has_let_in_finds_twice_the_room(
+    num_streams: int, *, is_let_in: bool
+) -> None:
+    gateway = {"num_new": 1, "draining": False, "connected": True, "is_return": True}
+    with nullcontext() if is_let_in else pytest.raises(PenstockError, match="at most 4"):
+        admit(AdmissionLimits(max_streams=2), num_streams=num_streams, **gateway)
+    with nullcontext() if is_let_in else pytest.raises(PenstockError, match="at most 4"):
+        admit(AdmissionLimits(max_tenants=2), num_streams=9, num_other_tenants=num_streams, **gateway)
+
+
 def test_the_last_stream_that_fits_is_served_and_the_next_one_refused(launch: Launch) -> None:
     gateway = launch(max_streams=2)
     gateway.pipeline.script = lambda request: None

@@ -127,3 +127,18 @@ def test_another_tenants_request_is_as_unknown_as_one_that_never_was(launch: Lau
     stored = gateway.pipeline.call(Fetch(bytes.fromhex(first.request_id)))
     assert stored is not None
     assert stored.cancel_reason == 0
+
+
+def test_what_another_gateway_has_let_in_has_room_where_new_requests_have_none(launch: Launch) -> None:
+    gateway = launch()
+    other = launch(gateway, max_streams=1)
+    first, second = begun(gateway, "a"), begun(gateway, "b")
+    begun(other, "c")
+    with streaming(other) as (heard, _):
+        assert (heard.status, heard.error) == (429, "overloaded")
+    request = gateway.pipeline.wait_for(3)[0]
+    request.afterwards.append(lambda: request.send(request.row("d")))
+    with events(other, first) as (heard, lines):
+        hear(heard, lines, lambda: heard.texts == ["d"])
+        with events(other, second) as (refused, _):
+            assert refused.status == 429
