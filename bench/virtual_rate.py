@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.rig.work import RATE_INPUTS, RATE_OUTPUTS, RATE_PER_S, RATE_S
+from bench.rig.work import RATE_PER_S, draw_rate
 from contract.domain.params import Stopping
 from contract.domain.plan import StepPlan, StepResult
 from scheduler_svc.core.config import SchedulerConfig
@@ -59,15 +59,9 @@ class Arrival:
 
 
 def arrivals(seed: int, rate: float) -> list[Arrival]:
-    """As `bench.rig.work` draws them."""
-    draw, sent_s, now_s = random.Random(seed), list[float](), 0.0
-    while (now_s := now_s + draw.expovariate(rate)) < RATE_S:
-        sent_s.append(now_s)
-    inputs = [draw.randint(*RATE_INPUTS) for _ in sent_s]
-    return [
-        Arrival(round(each * 1e9), length, draw.randint(*RATE_OUTPUTS))
-        for each, length in zip(sent_s, inputs, strict=True)
-    ]
+    """The requests of the row `rate`; its own seed is 0."""
+    drawn = draw_rate(random.Random(seed), rate)
+    return [Arrival(round(sent_s * 1e9), *lengths) for sent_s, *lengths in zip(*drawn, strict=True)]
 
 
 @dataclass(slots=True)
@@ -128,7 +122,8 @@ def run(requests: Sequence[Arrival], times: Times, config: SchedulerConfig) -> l
             for request_id in rows.request_ids:
                 at_ns = ended.comes_ns + round((times.to_client - times.back) * MS)
                 told[int.from_bytes(request_id, "big")].append(at_ns)
-        events = [each.comes_ns for each in device.launched] + [at_ns for at_ns, _ in coming]
+        events = [device.launched[0].comes_ns] if device.launched else []
+        events += [coming[0][0]] if coming else []
         if scheduler.may_plan(WORKER):
             if (due_ns := pacing.due_ns(now_ns)) > now_ns:
                 events.append(due_ns)

@@ -61,7 +61,7 @@ class GatewaySettings(ServiceSettings):
         default=1000,
         metadata={
             "help": "tenants named by headers for which this gateway serves at once, 429 beyond; twice as many where "
-            "clients return to what another gateway has let in; 0: no bound"
+            "clients resume what another gateway has let in; 0: no bound"
         },
     )
     tokenizer_tls_ca: Path | None = field(
@@ -123,7 +123,7 @@ class GatewaySettings(ServiceSettings):
     max_streams: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=0,
         metadata={
-            "help": "requests that this gateway serves at once, 429 beyond; twice as many where clients return to what "
+            "help": "requests that this gateway serves at once, 429 beyond; twice as many where clients resume what "
             "another gateway has let in; 0: no bound"
         },
     )

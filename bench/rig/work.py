@@ -91,14 +91,19 @@ def make_work(row: str, num_rounds: int = 1) -> Work:
     if row == "alone":
         return Work(row, prompts(NUM_ALONE, 128), [128] * NUM_ALONE, at_once=1, num_rounds=num_rounds)
     if row == "rate":
-        arrivals_s, now_s = [], 0.0
-        while (now_s := now_s + draw.expovariate(RATE_PER_S)) < RATE_S:
-            arrivals_s.append(now_s)
-        lengths = [draw.randint(*RATE_INPUTS) for _ in arrivals_s]
-        outputs = [draw.randint(*RATE_OUTPUTS) for _ in arrivals_s]
+        arrivals_s, lengths, outputs = draw_rate(draw, RATE_PER_S)
         return Work(row, [prompts(1, length)[0] for length in lengths], outputs, arrivals_s=arrivals_s)
     batch = int(row.removeprefix("decode"))
     return Work(row, prompts(batch, 128), [256] * batch, num_rounds=num_rounds)
+
+
+def draw_rate(draw: random.Random, per_s: float) -> tuple[list[float], list[int], list[int]]:
+    """The requests of the row `rate`: when each comes, its tokens, and those of its output."""
+    arrivals_s, now_s = list[float](), 0.0
+    while (now_s := now_s + draw.expovariate(per_s)) < RATE_S:
+        arrivals_s.append(now_s)
+    lengths = [draw.randint(*RATE_INPUTS) for _ in arrivals_s]
+    return arrivals_s, lengths, [draw.randint(*RATE_OUTPUTS) for _ in arrivals_s]
 
 
 def as_text(work: Work, tokenizer: Tokenizer) -> Work:

@@ -7,8 +7,8 @@ from contract.domain.errors import ErrorCode, PenstockError
 
 RETRY_AFTER_S = 1.0  # where nothing is known: what hinders may be over at any moment
 MAX_RETRY_AFTER_S = 60.0
-# Times each bound that what another gateway has let in may take: half of all may have died, and nothing that was begun
-# competes with new requests for room.
+# Times each bound where a client resumes what another gateway has let in: half of all may have died, and what was begun
+# is not to wait until new requests leave room.
 ROOM_FOR_RETURNS = 2
 
 
@@ -65,8 +65,8 @@ def admit(
 ) -> None:
     """Lets `num_new` requests in beside the `num_streams` that are being served, each for `mean_stream_s` of late.
 
-    Nothing new is let in where a client comes back to what is being served here. Where it is a return to what another
-    gateway has let in, bounds are `ROOM_FOR_RETURNS` times as high.
+    Nothing new is let in where a client comes back to what is being served here. Where it resumes what another gateway
+    has let in, bounds are `ROOM_FOR_RETURNS` times as high.
 
     Raises:
         PenstockError: UNAVAILABLE while draining or without the bus, OVERLOADED beyond a bound.
