@@ -45,6 +45,36 @@ def test_one_event_for_each_step(gateway: RunningGateway) -> None:
     assert [event["choices"][0]["text"] for event in events(post(gateway))] == list("abcdef")
 
 
+def test_first_tokens_are_told_before_those_of_samples_that_go_on(gateway: RunningGateway) -> None:
+    def script(request: Incoming) -> None:
+        request.send(request.row("a"))
+        request.send(request.row("b"), request.row("x", sequence=1), request.row("y", sequence=1))
+        request.send(request.row("c", finish=STOP))
+        request.send(request.row("z", sequence=1, finish=STOP))
+
+    gateway.pipeline.script = script
+    told = [event["choices"][0] for event in events(post(gateway, n=2))]
+    assert [(each["index"], each["text"]) for each in told] == [
+        (0, "a"),
+        (1, "x"),
+        (0, "b"),
+        (1, "y"),
+        (0, "c"),
+        (1, "z"),
+    ]
+
+
+def test_usage_is_told_where_a_sample_ends_with_its_first_token(gateway: RunningGateway) -> None:
+    def script(request: Incoming) -> None:
+        request.send(request.row("a"))
+        request.send(request.row("b", finish=STOP), request.row("x", sequence=1, finish=STOP))
+
+    gateway.pipeline.script = script
+    *chunks, last = events(post(gateway, n=2, stream_options={"include_usage": True}))
+    assert "".join(each["choices"][0]["text"] for each in chunks) == "abx"
+    assert last["usage"]["completion_tokens"] == 3
+
+
 def test_doubled_rows_are_delivered_once(gateway: RunningGateway) -> None:
     def script(request: Incoming) -> None:
         rows: list[Row] = []
