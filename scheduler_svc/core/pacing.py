@@ -32,10 +32,12 @@ class _InFlight:
 
 @dataclass(slots=True)
 class _Durations:
-    """Durations of steps: the least of the last few, so that no prediction is late for long."""
+    """Durations of steps: the least of the last few that are alike, so that no prediction is late for long."""
 
     plain_ns: deque[int] = field(default_factory=lambda: deque(maxlen=4))
-    per_token_ns: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    per_token_ns: deque[tuple[int, float]] = field(
+        default_factory=lambda: deque(maxlen=32)
+    )  # prompt tokens, ns of each
 
     def observe(self, step: _InFlight, step_ns: int) -> None:
         if not step.num_prompt_tokens:
@@ -43,7 +45,8 @@ class _Durations:
         else:
             # What a step with prompts takes beside its tokens is that of one that only decodes.
             besides_ns = min(self.plain_ns, default=0) if step.num_decodes else 0
-            self.per_token_ns.append(max(0, step_ns - besides_ns) / step.num_prompt_tokens)
+            num_tokens = step.num_prompt_tokens
+            self.per_token_ns.append((num_tokens, max(0, step_ns - besides_ns) / num_tokens))
 
     def predict(self, step: _InFlight) -> int | None:
         """Nanoseconds; None: no such step is known."""
@@ -53,7 +56,10 @@ class _Durations:
         if not self.per_token_ns:
             return None
         besides_ns = (plain_ns or 0) if step.num_decodes else 0
-        return besides_ns + int(min(self.per_token_ns) * step.num_prompt_tokens)
+        # A few tokens are nearly free, since weights are read for them anyhow: they tell nothing about many.
+        of_many = [each_ns for num_tokens, each_ns in self.per_token_ns if 2 * num_tokens >= step.num_prompt_tokens]
+        least_ns = min(of_many or (each_ns for _, each_ns in self.per_token_ns))
+        return besides_ns + int(least_ns * step.num_prompt_tokens)
 
 
 class _Lead:

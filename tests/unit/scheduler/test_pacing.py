@@ -103,6 +103,17 @@ def test_steps_with_prompts_are_predicted_by_their_tokens() -> None:
     assert device.idle_ns == 0
 
 
+def test_a_few_tokens_that_cost_nothing_do_not_make_the_plans_after_long_prompts_early() -> None:
+    device = Device()
+    waits_ns = []
+    for number in range(600):
+        num_tokens = (1000, 0, 30, 0, 1500, 0)[number % 6]
+        waits_ns.append(device.plan(6 * MS + max(0, num_tokens - 150) * 20_000, num_tokens))
+    # By what thirty tokens took, a step with 1,000 would take 6 ms, and not 23.
+    assert max(waits_ns[300:]) <= 4 * MS
+    assert device.idle_ns == 0
+
+
 def test_no_prompt_has_been_computed_yet() -> None:
     device = Device()
     for _ in range(50):
