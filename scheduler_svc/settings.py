@@ -56,6 +56,13 @@ class SchedulerSettings(ServiceSettings):
             "help": "while fewer than a sixteenth of a worker's slots are free, one plan in so many begins prompts"
         },
     )
+    max_prefill_only_steps: Annotated[int, msgspec.Meta(ge=0)] = field(
+        default=3,
+        metadata={
+            "help": "steps that may leave out what decodes, one after the other, while prompts fill them and many more "
+            "wait, if few of a worker's steps are such; 0: none"
+        },
+    )
     max_waiting_seqs: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=1024, metadata={"help": "sequences that may wait here before no more requests are claimed"}
     )
@@ -99,6 +106,7 @@ class SchedulerSettings(ServiceSettings):
             share_prefixes_between_tenants=self.share_prefixes_between_tenants,
             max_waiting_seqs=self.max_waiting_seqs,
             admit_every=self.admit_every,
+            max_prefill_only_steps=self.max_prefill_only_steps,
             tenant_weights={tenant: float(weight) for tenant, _, weight in weights},
             tolerance=Tolerance(self.max_strikes, self.max_strikes_alone, self.forgiven_after_tokens),
         )

@@ -23,6 +23,7 @@ class SchedulerConfig:
     share_prefixes_between_tenants: bool = False  # else cached blocks are found by requests of their tenant only
     max_waiting_seqs: int = 1024  # above it `has_room` is false
     admit_every: int = 1  # of a nearly full worker's plans, at most one in so many begins prompts
+    max_prefill_only_steps: int = 3  # that may leave out what decodes, one after the other, in a burst of prompts
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none
     tolerance: Tolerance = field(default_factory=Tolerance)  # of requests that kill workers
 
@@ -32,6 +33,8 @@ class SchedulerConfig:
         for name in ("plans_in_flight", "max_num_batched_tokens", "max_waiting_seqs", "admit_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.max_prefill_only_steps < 0:
+            raise ValueError(f"max_prefill_only_steps must be at least 0, got {self.max_prefill_only_steps}")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise ValueError(f"the weight of tenant {tenant!r} must be above 0 and finite, got {weight}")

@@ -6,7 +6,7 @@ with the smallest is next. (The virtual token counter of Sheng et al., "Fairness
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -68,6 +68,10 @@ class FairQueue(Generic[T]):
 
     def __contains__(self, item: T) -> bool:
         return item in self._places
+
+    def __iter__(self) -> Iterator[T]:
+        """The items, in no particular order."""
+        return iter(self._places)
 
     def push(self, key: tuple[int, float, str, Any], item: T) -> None:
         """Queue an item that is not queued, of an open tenant."""

@@ -73,6 +73,10 @@ class _Merged:
     def __contains__(self, item: SequenceState) -> bool:
         return item in self._of_model or item in self._others
 
+    def __iter__(self) -> Iterator[SequenceState]:
+        yield from self._of_model
+        yield from self._others
+
     def push(self, key: Any, item: SequenceState) -> None:
         (self._others if item.request.model_digest is None else self._of_model).push(key, item)
 

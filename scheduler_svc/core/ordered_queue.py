@@ -1,7 +1,7 @@
 """An ordered queue whose cost does not depend on how much waits in it."""
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -22,6 +22,10 @@ class OrderedQueue(Generic[T]):
 
     def __contains__(self, item: T) -> bool:
         return item in self._tickets
+
+    def __iter__(self) -> Iterator[T]:
+        """The items, in no particular order."""
+        return iter(self._tickets)
 
     def push(self, key: Any, item: T) -> None:
         """Queue an item that is not queued; `key` is comparable with all other keys, ties keep their order."""

@@ -18,7 +18,7 @@ class PlanDraft:
     appended: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
     append_kinds: list[int] = field(default_factory=list)  # of each of these, the kind of layers
     copied: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
-    chunks: list[tuple[SequenceState, int]] = field(default_factory=list)  # (sequence, tokens)
+    chunks: dict[SequenceState, int] = field(default_factory=dict)  # tokens of each sequence
     held: list[list[int]] = field(default_factory=list)  # blocks to be let go of once it is made
     has_preempted: bool = False
 
@@ -62,7 +62,7 @@ class PlanDraft:
             worker.blocks.free(blocks)
 
     def advance(self, worker: WorkerState, sequence: SequenceState, budget: int) -> int:
-        """Plan a sequence's next chunk, at most `budget` tokens; returns how many."""
+        """Plan a sequence's next chunk, or more of the one that it has, at most `budget` tokens; returns how many."""
         slot = sequence.slot
         num_left = int(worker.num_tokens[slot] - worker.num_computed_tokens[slot])
         num_tokens = min(num_left, budget)
@@ -75,7 +75,7 @@ class PlanDraft:
             worker.prefilling.pop(sequence, None)
         else:
             worker.prefilling[sequence] = None
-        self.chunks.append((sequence, num_tokens))
+        self.chunks[sequence] = self.chunks.get(sequence, 0) + num_tokens
         return num_tokens
 
     def plan(self, step: int, released_slots: list[int], decoding: I64) -> StepPlan:
@@ -84,7 +84,7 @@ class PlanDraft:
         copy_sources, copy_targets = _columns(self.copied)
         slots, num_tokens = decoding.astype(np.uint32), np.ones(len(decoding), np.uint32)
         if self.chunks:
-            chunks = np.array([(sequence.slot, num) for sequence, num in self.chunks], np.uint32)
+            chunks = np.array([(sequence.slot, num) for sequence, num in self.chunks.items()], np.uint32)
             slots, num_tokens = np.concatenate((slots, chunks[:, 0])), np.concatenate((num_tokens, chunks[:, 1]))
         return StepPlan(
             step=step,

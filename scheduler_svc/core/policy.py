@@ -1,6 +1,6 @@
 """The order of service. The smallest key is admitted first, the largest is preempted first."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from scheduler_svc.core.fair_queue import FairQueue
@@ -9,9 +9,12 @@ from scheduler_svc.core.sequence import ScheduledRequest, SequenceState
 
 
 class WaitingQueue(Protocol):
-    """Waiting sequences by ascending key; nothing that it does costs time in how many wait."""
+    """Waiting sequences by ascending key; but for going through all, nothing costs time in how many wait."""
 
     def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        """All of them, in no particular order."""
 
     def __contains__(self, item: SequenceState) -> bool: ...
 

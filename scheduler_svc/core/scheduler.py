@@ -8,7 +8,6 @@ the same thing.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -23,8 +22,8 @@ from scheduler_svc.core.introspection import RequestInfo, SequenceInfo, describe
 from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.plan_draft import PlanDraft
 from scheduler_svc.core.policy import POLICIES
+from scheduler_svc.core.prefilling import Prefilling
 from scheduler_svc.core.requests import Requests
-from scheduler_svc.core.reuse import belongs_elsewhere, reusable
 from scheduler_svc.core.rows import (
     NO_ROWS,
     SequenceEnd,
@@ -39,13 +38,9 @@ from scheduler_svc.core.rows import (
     unholdable,
 )
 from scheduler_svc.core.searching import NOTHING, fork, take, together, whole
-from scheduler_svc.core.sequence import QueuedRequest, ScheduledRequest, SequenceState, Status
+from scheduler_svc.core.sequence import QueuedRequest, ScheduledRequest, Status
 from scheduler_svc.core.stats import Counters, SchedulerStats
-from scheduler_svc.core.tables import Reused
 from scheduler_svc.core.worker import I64, WorkerState
-
-_MAX_PASSED_OVER = 16  # waiting sequences that a worker may pass over in one plan
-_NEARLY_FULL = 16  # a worker of whose slots fewer than one in so many is free
 
 
 class Scheduler:
@@ -59,6 +54,7 @@ class Scheduler:
         self.waiting = self.requests.waiting
         self._early_cancels = EarlyCancels()
         self._counters = Counters()
+        self._prefilling = Prefilling(config, self.policy, self.requests, self.workers, self._counters)
 
     # Workers.
 
@@ -174,14 +170,15 @@ class Scheduler:
         draft = PlanDraft()
         decoding = self._give_blocks(worker, draft)
         budget = fork(worker, self.requests, draft, worker.max_num_batched_tokens - len(decoding))
-        for sequence in list(worker.prefilling):
-            budget -= draft.advance(worker, sequence, budget)
-        may_begin = not draft.has_preempted and (draft.chunks or not len(decoding) or self._may_begin(worker))
-        if may_begin and len(self.waiting):
-            self._admit(worker, budget, draft, now_ns)
+        budget = self._prefilling.plan(worker, budget, draft, len(decoding), now_ns)
+        is_prefill_only = self._prefilling.leaves_out(worker, budget, draft, len(decoding))
+        if is_prefill_only:
+            self._prefilling.plan(worker, len(decoding), draft, 0, now_ns)
+            decoding = decoding[:0]
         draft.let_go(worker)
         if not len(decoding) and not draft.chunks:
             return None
+        worker.prefill_only.count(is_prefill_only=is_prefill_only)
         return self._issue(worker, decoding, draft, now_ns)
 
     def apply(self, worker_id: str, result: StepResult, now_ns: int) -> TokenRows:
@@ -246,71 +243,15 @@ class Scheduler:
         """Plans that may be in flight: steps that are shorter than the way to the worker and back need one more."""
         return self.config.plans_in_flight + (0 < worker.step_ns < self.config.short_step_us * 1000)
 
-    def _may_begin(self, worker: WorkerState) -> bool:
-        """Return whether this plan may begin prompts beside sequences that decode.
-
-        A step that does both is dear, however short the prompts. On a worker that is nearly full, whose slots come free
-        one by one, some steps in between only decode.
-        """
-        is_nearly_full = len(worker.free_slots) * _NEARLY_FULL < worker.limits.max_num_seqs
-        return not is_nearly_full or worker.num_plain_plans + 1 >= self.config.admit_every
-
-    def _admit(self, worker: WorkerState, budget: int, draft: PlanDraft, now_ns: int) -> None:
-        """Start waiting sequences in the policy's order while there are slots, blocks and budget.
-
-        The first that lacks blocks, or budget to be computed whole, ends it: none is overtaken for being long. Those
-        that this worker can never hold or are better off elsewhere are passed over; another model's leave the queue.
-        """
-        passed_over: list[tuple[Any, SequenceState]] = []
-        waiting = self.waiting.for_worker(worker, self.workers)
-        workers, has_cache = self.workers.values(), self.config.enable_prefix_caching
-        while budget and worker.has_slot and worker.has_room and len(passed_over) < _MAX_PASSED_OVER:
-            first = waiting.peek()
-            if first is None:
-                break
-            sequence = first[1]
-            if not worker.serves(sequence):
-                self.waiting.leave_to_its_model(sequence)
-                continue
-            if not worker.holds(sequence) or belongs_elsewhere(worker, workers, sequence, has_cache=has_cache):
-                waiting.pop()
-                passed_over.append(first)
-                continue
-            reused = reusable(worker, sequence, has_cache=has_cache)
-            if not (worker.may_start(sequence, budget) and worker.has_blocks(sequence, reused)):
-                break
-            waiting.pop()
-            self._start(worker, sequence, reused, draft, now_ns)
-            budget -= draft.advance(worker, sequence, budget)
-        for key, sequence in passed_over:
-            waiting.push(key, sequence)
-
-    def _start(
-        self, worker: WorkerState, sequence: SequenceState, reused: Reused, draft: PlanDraft, now_ns: int
-    ) -> None:
-        request = sequence.request
-        is_first = sequence.index == 0 and not sequence.started
-        if not sequence.started:
-            self.policy.charge([(sequence, request.num_prompt_tokens - reused.num_tokens)])
-        if request.model_digest is None:
-            self.requests.pin(request, worker.model_digest)
-        slot = worker.place(sequence, reused, now_ns)
-        if is_first:
-            worker.num_cached_tokens[slot] = reused.num_tokens
-            self._counters.num_prompt_tokens += request.num_prompt_tokens
-            self._counters.num_cached_tokens += reused.num_tokens
-            self._counters.queue_time.observe(max(0, now_ns - request.added_ns) * 1e-9)
-        draft.admit(sequence, reused)
-
     def _issue(self, worker: WorkerState, decoding: I64, draft: PlanDraft, now_ns: int) -> StepPlan:
         """Make the plan. From here on later plans may read what it computes."""
         worker.num_computed_tokens[decoding] += 1
         worker.num_tokens[decoding] += 1
         plan = draft.plan(worker.last_step + 1, worker.released_slots, decoding)
-        tips = [sequence.slot for sequence, _ in draft.chunks if sequence not in worker.prefilling]
+        tips = [sequence.slot for sequence in draft.chunks if sequence not in worker.prefilling]
         worker.issue(plan, np.concatenate((decoding, np.array(tips, np.int64))) if tips else decoding, now_ns)
         worker.num_plain_plans = 0 if draft.chunks else worker.num_plain_plans + 1
-        for sequence, _ in draft.chunks:
+        for sequence in draft.chunks:
             slot = sequence.slot
             num_computed = int(worker.num_computed_tokens[slot])
             if self.config.enable_prefix_caching:

@@ -19,6 +19,7 @@ from contract.domain.timeline import Start
 from scheduler_svc.core.blocks import BlockManager, hash_of_kind
 from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.planned_steps import PlannedStep, StepError
+from scheduler_svc.core.prefill_only import PrefillOnly
 from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import WorkerStats
 from scheduler_svc.core.tables import Reused, TableRules
@@ -74,6 +75,7 @@ class WorkerState:
     in_flight: deque[PlannedStep] = field(default_factory=deque)
     last_step: int = 0  # issued
     num_plain_plans: int = 0  # issued since one that computed prompts
+    prefill_only: PrefillOnly = field(default_factory=PrefillOnly)
     batch_num_seqs: int = 0  # of the last plan
     batch_num_tokens: int = 0  # of the last plan
     round_trip_ns: int = 0  # of the last result: from its plan to its coming
@@ -224,6 +226,11 @@ class WorkerState:
             found += [(sequence.slot, kind) for kind in self.rules.lacking_ahead(sequence.tables, num_tokens)]
         return found
 
+    def num_left_to_prefill(self) -> int:
+        """Tokens of begun prompts that are not planned."""
+        slots = [sequence.slot for sequence in self.prefilling]
+        return int((self.num_tokens[slots] - self.num_computed_tokens[slots]).sum()) if slots else 0
+
     def append_block(self, slot: int, kind: int) -> int:
         """Give one of the slot's tables one more block; the caller has checked that one is free."""
         (block,) = self.blocks.allocate(1)
@@ -235,13 +242,13 @@ class WorkerState:
             self.capacity[slot] = self.rules.room(sequence.tables)
         return block
 
-    def give_up_blocks(self, decoding: I64, chunks: Iterable[tuple[SequenceState, int]]) -> None:
+    def give_up_blocks(self, decoding: I64, prefilled: Iterable[SequenceState]) -> None:
         """Let go of what no token to come sees of those that a plan advances: the slots `decoding` i64[n], and
-        sequences by chunks of so many tokens."""
+        sequences by chunks."""
         if self.is_plain:
             return
         due = decoding[self._positions(decoding) >= self.gives_up_at[decoding]].tolist()
-        for sequence in (*map(self.sequence_in, due), *(sequence for sequence, _ in chunks)):
+        for sequence in (*map(self.sequence_in, due), *prefilled):
             position = int(self._positions(np.array([sequence.slot]))[0])
             for blocks in self.rules.take_unseen(sequence.tables, position):
                 self.blocks.free(blocks)

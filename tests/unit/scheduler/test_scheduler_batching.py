@@ -26,7 +26,8 @@ def prompt(length: int, start: int = 0) -> list[int]:
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_decoding_sequences() -> None:
-    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=8, plans_in_flight=1)
+    mixed = {"max_prefill_only_steps": 0}
+    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=8, plans_in_flight=1, **mixed)
     scheduling.add(make_request(1, prompt(3), max_tokens=20))
     assert advances(scheduling.step()) == {0: 3}
     scheduling.add(make_request(2, prompt(18, 5), max_tokens=20))
@@ -48,7 +49,8 @@ def test_a_chunk_may_leave_one_token_behind() -> None:
 
 
 def test_decodes_come_first_then_begun_prompts_then_new_ones() -> None:
-    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=6, plans_in_flight=1)
+    mixed = {"max_prefill_only_steps": 0}
+    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=6, plans_in_flight=1, **mixed)
     scheduling.add(make_request(1, prompt(2), max_tokens=20))
     scheduling.step()
     scheduling.add(make_request(2, prompt(8), max_tokens=20))

@@ -43,6 +43,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         window=st.integers(1, 4),
         budget=st.integers(1, 24),
+        max_prefill_only_steps=st.integers(0, 3),
         caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority", "fair"]),
         num_blocks=st.lists(st.integers(1, 12), min_size=2, max_size=2),
@@ -57,6 +58,7 @@ class Machine(RuleBasedStateMachine):
         self,
         window,
         budget,
+        max_prefill_only_steps,
         caching,
         policy,
         num_blocks,
@@ -90,6 +92,7 @@ class Machine(RuleBasedStateMachine):
             limits,
             plans_in_flight=window,
             max_num_batched_tokens=budget,
+            max_prefill_only_steps=max_prefill_only_steps,
             enable_prefix_caching=caching,
             scheduling_policy=policy,
             tolerance=Tolerance(num_tokens=forgiven_after),
@@ -296,14 +299,17 @@ def test_the_paged_worker_notices_a_block_that_is_reused_too_early() -> None:
 
 def test_equal_seeds_give_equal_outputs_whatever_runs_beside() -> None:
     outputs = []
-    for num_others, window, budget in ((0, 1, 64), (5, 2, 64), (5, 4, 7)):
+    for num_others, window, budget, prefill_only in ((0, 1, 64, 3), (5, 2, 64, 3), (5, 4, 7, 3), (5, 4, 7, 0)):
         scheduling = Scheduling(
-            {"a": WorkerLimits(16, 2, 4, 24)}, plans_in_flight=window, max_num_batched_tokens=budget
+            {"a": WorkerLimits(16, 2, 4, 24)},
+            plans_in_flight=window,
+            max_num_batched_tokens=budget,
+            max_prefill_only_steps=prefill_only,
         )
         for number in range(2, 2 + num_others):
             scheduling.add(make_request(number, list(range(number)), max_tokens=9))
         scheduling.add(make_request(1, [3, 1, 2], max_tokens=12))
         scheduling.run()
         outputs.append(scheduling.output(1))
-    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs[0] == outputs[1] == outputs[2] == outputs[3]
     assert np.unique(outputs[0]).size > 1
