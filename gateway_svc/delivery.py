@@ -89,9 +89,9 @@ class Delivery:
         return self._served.get(request_id)
 
     def deliver(self, rows: Sequence[TextRow], now_s: float) -> None:
-        """Hands rows of the text stream to their clients: first tokens before all others, since these are waited for.
+        """Hands rows of the text stream to their clients: those that begin a sample which goes on before all others.
 
-        To write to a hundred streams takes milliseconds, and prompts stand at the end of a step.
+        First tokens are waited for, stand at the end of a step, and to write to a hundred streams takes milliseconds.
         """
         stats = self._stats
         for row in sorted(rows, key=_goes_on):

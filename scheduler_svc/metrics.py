@@ -30,6 +30,9 @@ RESTORED_TOKENS = CounterFamily(
     "penstock_restored_tokens_total", "Tokens that clients had and the log had not, after Redis lost its last writes."
 )
 PREEMPTIONS = CounterFamily("penstock_preemptions_total", "Sequences that were put back for want of KV blocks.")
+PREFILL_ONLY_STEPS = CounterFamily(
+    "penstock_prefill_only_steps_total", "Steps that left out what decodes, in a burst of prompts."
+)
 QUEUE_TIME = HistogramFamily(
     "penstock_queue_time_seconds", "Time from a scheduler's claim of a request to its first slot; one for each request."
 )
@@ -109,6 +112,7 @@ class SchedulerCollector(Collector):
         yield DISCARDED_TOKENS.of(totals.num_discarded_tokens)
         yield RESTORED_TOKENS.of(meters.num_restored_tokens)
         yield PREEMPTIONS.of(totals.num_preemptions)
+        yield PREFILL_ONLY_STEPS.of(totals.num_prefill_only_steps)
         yield QUEUE_TIME.of(totals.queue_time)
         yield FINISHED_REQUESTS.by(totals.num_finished_requests)
         yield SEQUENCES.by({"waiting": stats.num_waiting_seqs, "running": stats.num_running_seqs})

@@ -59,8 +59,8 @@ class SchedulerSettings(ServiceSettings):
     max_prefill_only_steps: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=3,
         metadata={
-            "help": "steps that may leave out what decodes, one after the other, while prompts fill them and many more "
-            "wait, if few of a worker's steps are such; 0: none"
+            "help": "steps in a row that may have prompts only, while what decodes waits: in a burst, if prompts fill "
+            "a step and half as much again waits, and in about one step of 128 at most; 0: none"
         },
     )
     max_waiting_seqs: Annotated[int, msgspec.Meta(ge=1)] = field(

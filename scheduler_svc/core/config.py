@@ -23,7 +23,7 @@ class SchedulerConfig:
     share_prefixes_between_tenants: bool = False  # else cached blocks are found by requests of their tenant only
     max_waiting_seqs: int = 1024  # above it `has_room` is false
     admit_every: int = 1  # of a nearly full worker's plans, at most one in so many begins prompts
-    max_prefill_only_steps: int = 3  # that may leave out what decodes, one after the other, in a burst of prompts
+    max_prefill_only_steps: int = 3  # in a row, in a burst of prompts: what decodes waits meanwhile
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none
     tolerance: Tolerance = field(default_factory=Tolerance)  # of requests that kill workers
 

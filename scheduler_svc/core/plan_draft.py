@@ -18,7 +18,7 @@ class PlanDraft:
     appended: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
     append_kinds: list[int] = field(default_factory=list)  # of each of these, the kind of layers
     copied: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
-    chunks: dict[SequenceState, int] = field(default_factory=dict)  # tokens of each sequence
+    chunks: dict[SequenceState, int] = field(default_factory=dict)  # tokens of each sequence, as they were planned
     held: list[list[int]] = field(default_factory=list)  # blocks to be let go of once it is made
     has_preempted: bool = False
 

@@ -9,7 +9,7 @@ from scheduler_svc.core.sequence import ScheduledRequest, SequenceState
 
 
 class WaitingQueue(Protocol):
-    """Waiting sequences by ascending key; but for going through all, nothing costs time in how many wait."""
+    """Waiting sequences by ascending key; only to go through all of them takes time in how many wait."""
 
     def __len__(self) -> int: ...
 

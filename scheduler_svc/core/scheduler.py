@@ -170,15 +170,10 @@ class Scheduler:
         draft = PlanDraft()
         decoding = self._give_blocks(worker, draft)
         budget = fork(worker, self.requests, draft, worker.max_num_batched_tokens - len(decoding))
-        budget = self._prefilling.plan(worker, budget, draft, len(decoding), now_ns)
-        is_prefill_only = self._prefilling.leaves_out(worker, budget, draft, len(decoding))
-        if is_prefill_only:
-            self._prefilling.plan(worker, len(decoding), draft, 0, now_ns)
-            decoding = decoding[:0]
+        decoding = self._prefilling.fill(worker, budget, draft, decoding, now_ns)
         draft.let_go(worker)
         if not len(decoding) and not draft.chunks:
             return None
-        worker.prefill_only.count(is_prefill_only=is_prefill_only)
         return self._issue(worker, decoding, draft, now_ns)
 
     def apply(self, worker_id: str, result: StepResult, now_ns: int) -> TokenRows:

@@ -52,6 +52,7 @@ class Counters:
 
     queue_time: Histogram = field(default_factory=lambda: Histogram(QUEUE_BOUNDS_S))  # seconds until the first slot
     num_preemptions: int = 0
+    num_prefill_only_steps: int = 0  # planned without the sequences that decode
     num_prompt_tokens: int = 0  # of admitted requests, each prompt once
     num_cached_tokens: int = 0  # of these, found in the prefix cache
     num_generated_tokens: int = 0
