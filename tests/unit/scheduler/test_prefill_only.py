@@ -119,6 +119,23 @@ def test_prompts_that_no_slot_takes_do_not_count_as_waiting() -> None:
     assert counts(scheduling.step()) == [1, 1, 8]
 
 
+def test_what_decodes_stays_where_the_prompts_that_wait_find_no_blocks() -> None:
+    scheduling = Scheduling(
+        {"a": WorkerLimits(num_blocks=5, block_size=4, max_num_seqs=16, max_model_len=20)},
+        max_num_batched_tokens=10,
+        plans_in_flight=1,
+    )
+    for number in (1, 2):
+        scheduling.add(make_request(number, [number, 3], max_tokens=2))
+    scheduling.step()
+    for number in (3, 4):
+        scheduling.add(make_request(number, flood(number)[:8], max_tokens=2))
+    assert counts(scheduling.step()) == [1, 1, 8]
+    assert scheduling.scheduler.stats().counters.num_prefill_only_steps == 0
+    scheduling.run()
+    scheduling.assert_nothing_is_left()
+
+
 def test_one_sequence_among_many_tokens_is_not_left_out() -> None:
     scheduling = Scheduling(
         {"a": WorkerLimits(num_blocks=256, block_size=4, max_num_seqs=16, max_model_len=400)},
