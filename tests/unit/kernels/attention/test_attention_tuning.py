@@ -9,7 +9,7 @@ from worker_svc.core.kernels.attention.tuning import ContextCut, find_cut, find_
     ("sequences", "heads", "group", "cut"),
     [
         (1, 8, 2, ContextCut(33, 64, 64, 3, 2, None, ahead=1)),
-        (1, 8, 4, ContextCut(33, 16, 16, 3, 1, None, ahead=1)),
+        (1, 8, 4, ContextCut(16, 64, 64, 3, 8, None, ahead=2)),
         (8, 8, 4, ContextCut(4, 64, 64, 3, 2, None, ahead=1)),
         (16, 8, 2, ContextCut(2, 128, 128, 3, 4, None, ahead=0)),
         (16, 8, 4, ContextCut(2, 512, 64, 3, 4, None, ahead=2)),
@@ -27,7 +27,7 @@ def test_few_programs_share_a_context_and_many_are_small(
 
 
 def test_one_sequence_is_cut_by_the_size_of_its_heads() -> None:
-    assert find_cut(1, 4, 8, 256) == ContextCut(66, 32, 32, 3, 1, None, ahead=1)
+    assert find_cut(1, 4, 8, 256) == ContextCut(33, 128, 64, 3, 8, None, ahead=2)
     assert find_cut(1, 8, 8, 128) == ContextCut(33, 64, 64, 3, 2, None, ahead=1)
     assert find_cut(1, 4, 2, 512) == ContextCut(66, 32, 32, 3, 4, None, ahead=1)
 

@@ -231,9 +231,35 @@ def test_one_long_context_is_split_over_many_programs() -> None:
     check([2500], num_heads=2, num_kv_heads=1)
 
 
-@pytest.mark.parametrize("past", [0, 1, 16, 17, 150, 1200])
-def test_one_context_of_large_groups_is_split_into_small_tiles(past: int) -> None:
+@pytest.mark.parametrize("past", [0, 1, 63, 64, 65, 128, 150, 1200])
+def test_one_context_of_groups_of_four_is_split_into_short_parts(past: int) -> None:
     check([past], num_heads=8, num_kv_heads=2, head_dim=128)
+
+
+@pytest.mark.parametrize("past", [1, 64, 128, 129, 257, 1200])
+def test_one_context_of_groups_of_eight_is_split_into_longer_parts(past: int) -> None:
+    check([past], num_heads=16, num_kv_heads=2, head_dim=128)
+
+
+@pytest.mark.parametrize(
+    ("splits", "warps", "queries", "dims", "parts"),
+    [
+        (33, 8, 8, 128, 4),
+        (16, 8, 4, 128, 8),
+        (16, 8, 1, 64, 8),
+        (3, 2, 1, 128, 4),
+        (2, 2, 1, 128, 2),
+        (33, 1, 4, 128, 4),
+        (33, 2, 8, 256, 2),
+        (88, 1, 16, 256, 2),
+        (1, 4, 4, 128, 2),
+    ],
+)
+def test_parts_are_added_up_as_many_at_a_time_as_there_are_and_as_registers_hold(
+    splits: int, warps: int, queries: int, dims: int, parts: int
+) -> None:
+    cut = ContextCut(splits, 128, 64, 3, warps, None, ahead=2)
+    assert module._parts_at_once(cut, queries, dims) == parts
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(17, 1), (34, 2), (48, 2), (33, 1), (64, 1)])

@@ -24,7 +24,9 @@ from worker_svc.core.kernels.launch import has_dependent_launch, multiprocessors
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 
 _LOG2E = 1.4426950408889634
-_PARTS_AT_ONCE = 16  # parts of one query head that are added up at a time
+# Parts of a context that are added up at a time, at most (more take longer to compile), their queries, and registers of
+# a thread for them.
+_PARTS_AT_ONCE, _QUERIES_AT_ONCE, _PARTS_REGISTERS = 8, 32, 64
 _FINISH_REGISTERS = 80  # so that two programs leave room for one of `attend_shares` beside them
 
 
@@ -225,7 +227,7 @@ class DecodeAttention:
             BLOCK_SIZE=keys.shape[1],
             BLOCK_T=chosen.tokens,
             SPLIT_T=chosen.split_tokens,
-            PARTS=max(2, _PARTS_AT_ONCE // triton.next_power_of_2(queries)),
+            PARTS=_parts_at_once(chosen, triton.next_power_of_2(queries), tile_dims(head_dim)),
             NORM=norms is not None,
             HIDDEN=unscaled.hidden.shape[1] if unscaled is not None else 0,
             STAGES=chosen.stages,
@@ -342,3 +344,11 @@ class DecodeAttention:
             DEPENDENT=self._dependent,
             **options(warps=shares.warps, dependent=self._dependent),
         )
+
+
+def _parts_at_once(cut: ContextCut, queries: int, dims: int) -> int:
+    """The parts of a context that a program adds up at a time, each of so many queries of so many dimensions, powers of
+    two as it is itself: at least two, whatever registers they need.
+    """
+    held = 32 * cut.warps * _PARTS_REGISTERS // (queries * dims)
+    return max(2, min(_PARTS_AT_ONCE, _QUERIES_AT_ONCE // queries, int(triton.next_power_of_2(cut.splits)), held))

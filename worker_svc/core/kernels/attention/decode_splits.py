@@ -19,6 +19,51 @@ def _unseen(context, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _added_up(
+    partial_ptr,
+    weight_ptr,
+    base,
+    num_splits,
+    queries,
+    D: tl.constexpr,
+    GG: tl.constexpr,
+    GR: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The attended heads [GR, D] of a context of which all splits have ended."""
+    query = tl.arange(0, GR)
+    dims = tl.arange(0, tile_dims(D))[None, :]
+    top = tl.full((GR,), float("-inf"), tl.float32)
+    mass = tl.zeros((GR,), tl.float32)
+    attended = tl.zeros((GR, tile_dims(D)), tl.float32)
+    for start in range(0, num_splits, PARTS):
+        # All of them are asked for before any is waited for.
+        weights = ()
+        partials = ()
+        for part in tl.static_range(PARTS):
+            is_part = start + part < num_splits
+            places = (base + start + part) * GG + query
+            is_place = is_part & (query < queries)
+            # Rows after the queries would be -inf - -inf, which is NaN; they are never stored.
+            weight = tl.load(weight_ptr + places, mask=is_place, other=0.0, cache_modifier=".cg")
+            weights += (tl.where(is_part, weight, float("-inf")),)  # type: ignore[assignment]
+            pointers = partial_ptr + places[:, None] * D + dims
+            partials += (load(pointers, dims, D, is_place[:, None], OF_OTHERS=True),)  # type: ignore[assignment]
+        higher = top
+        for part in tl.static_range(PARTS):
+            higher = tl.maximum(higher, weights[part])
+        kept = tl.exp2(top - higher)
+        mass *= kept
+        attended *= kept[:, None]
+        for part in tl.static_range(PARTS):
+            p = tl.exp2(weights[part] - higher)
+            mass += p
+            attended += p[:, None] * partials[part]
+        top = higher
+    return attended / mass[:, None]
+
+
+@triton.jit
 def attend_splits(
     qkv_ptr,  # [tokens, (H + 2 HK) D]
     query_norm_ptr,  # [D]
@@ -56,7 +101,7 @@ def attend_splits(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     SPLIT_T: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr,  # of a context that are added up at a time
     NORM: tl.constexpr,
     HIDDEN: tl.constexpr,  # 0: they are scaled already
     STAGES: tl.constexpr,
@@ -86,6 +131,7 @@ def attend_splits(
     row = tl.load(rows_ptr + sequence)
     table = tables_ptr + tl.load(slots_ptr + sequence) * table_stride
     past = context - 1
+    block = tl.load(table + past // BLOCK_SIZE)
     unseen = _unseen(context, WINDOW, CHUNK)
     scale = tempered(scale, past, FLOOR_SCALE, ATTN_SCALE)
     seen = past - unseen
@@ -99,7 +145,7 @@ def attend_splits(
         half = tl.arange(0, tile_dims(HALF))
         dims = tl.arange(0, tile_dims(D))
         group = tl.arange(0, GP)
-        is_query = group[:, None] < queries
+        is_row = group[:, None] < queries
         head_keys = keys_ptr + kv_head * head_stride + half[:, None]
         head_values = values_ptr + kv_head * head_stride + dims[None, :]
         tile = tl.arange(0, BLOCK_T)
@@ -136,7 +182,7 @@ def attend_splits(
                         query_norm_2,
                         key_norm_1,
                         key_norm_2,
-                        table,
+                        block,
                         keys_ptr,
                         values_ptr,
                         eps,
@@ -186,7 +232,7 @@ def attend_splits(
                 query_norm_2,
                 key_norm_1,
                 key_norm_2,
-                table,
+                block,
                 keys_ptr,
                 values_ptr,
                 eps,
@@ -230,43 +276,19 @@ def attend_splits(
         acc = widened(acc, values_ptr, value_scale)
         if not SPLIT or num_splits == 1:
             outs = out_ptr + row * (H * D) + (first_query + group[:, None]) * D + dims[None, :]
-            store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), dims[None, :], D, is_query)
+            store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), dims[None, :], D, is_row)
         else:
             # The split that ends last adds the parts up, so that no second kernel is needed.
             place = sequence * tl.num_programs(0) + tl.program_id(0)
             base = place * max_splits
             parts = partial_ptr + group[:, None] * D + dims[None, :]
-            store(parts + (base + split) * (GG * D), acc / total[:, None], dims[None, :], D, is_query)
+            store(parts + (base + split) * (GG * D), acc / total[:, None], dims[None, :], D, is_row)
             tl.store(weight_ptr + (base + split) * GG + group, most + tl.log2(total), mask=group < queries)
             tl.debug_barrier()
             ended = tl.atomic_add(done_ptr + place, 1, sem="acq_rel")
             if ended == num_splits - 1:
+                attended = _added_up(partial_ptr, weight_ptr, base, num_splits, queries, D, GG, GR, PARTS)
                 query = tl.arange(0, GR)
-                top = tl.full((GR,), float("-inf"), tl.float32)
-                mass = tl.zeros((GR,), tl.float32)
-                attended = tl.zeros((GR, tile_dims(D)), tl.float32)
-                for start in range(0, num_splits, PARTS):
-                    part = start + tl.arange(0, PARTS)
-                    is_part = part[:, None] < num_splits
-                    places = (base + part[:, None]) * GG + query[None, :]
-                    is_place = is_part & (query[None, :] < queries)
-                    # Rows after the queries would be -inf - -inf, which is NaN; they are never stored.
-                    weight = tl.load(weight_ptr + places, mask=is_place, other=0.0, cache_modifier=".cg")
-                    weight = tl.where(is_part, weight, float("-inf"))
-                    partial = load(
-                        partial_ptr + places[:, :, None] * D + dims[None, None, :],
-                        dims[None, None, :],
-                        D,
-                        is_place[:, :, None],
-                        OF_OTHERS=True,
-                    )
-                    higher = tl.maximum(top, tl.max(weight, 0))
-                    kept = tl.exp2(top - higher)
-                    p = tl.exp2(weight - higher[None, :])
-                    attended = attended * kept[:, None] + tl.sum(partial * p[:, :, None], 0)
-                    mass = mass * kept + tl.sum(p, 0)
-                    top = higher
                 targets = out_ptr + row * (H * D) + (first_query + query[:, None]) * D + dims[None, :]
-                attended = (attended / mass[:, None]).to(out_ptr.dtype.element_ty)
-                store(targets, attended, dims[None, :], D, query[:, None] < queries)
+                store(targets, attended.to(out_ptr.dtype.element_ty), dims[None, :], D, query[:, None] < queries)
                 tl.store(done_ptr + place, 0)

@@ -73,7 +73,7 @@ def begin(
     query_norm_2,
     key_norm_1,
     key_norm_2,
-    table,
+    block,  # of the new token
     keys_ptr,
     values_ptr,
     eps,
@@ -110,6 +110,11 @@ def begin(
     q = heads + (first_query + group) * D + half[None, :]
     q1 = load(q, half[None, :], HALF, group < queries).to(tl.float32)
     q2 = load(q + HALF, half[None, :], HALF, group < queries).to(tl.float32)
+    # Asked for with the queries: after them they would be waited for once more.
+    key = heads + (H + kv_head) * D + half
+    new_key_1 = load(key, half, HALF, (half >= 0) & is_last).to(tl.float32)
+    new_key_2 = load(key + HALF, half, HALF, (half >= 0) & is_last).to(tl.float32)
+    new_value = load(heads + (H + HK + kv_head) * D + dims, dims, D, (dims >= 0) & is_last)
     if HIDDEN > 0:
         from_hidden = row_scale(hidden_row, hidden_eps, HIDDEN)
         q1 *= from_hidden
@@ -124,14 +129,11 @@ def begin(
     total = tl.zeros((GP,), tl.float32)
     acc = tl.zeros((GP, tile_dims(D)), tl.float32)
     if is_last:
-        key = heads + (H + kv_head) * D + half
-        k1 = load(key, half, HALF).to(tl.float32)
-        k2 = load(key + HALF, half, HALF).to(tl.float32)
-        v = load(heads + (H + HK + kv_head) * D + dims, dims, D)
+        k1, k2, v = new_key_1, new_key_2, new_value.to(tl.float32)
         if HIDDEN > 0:
             k1 *= from_hidden
             k2 *= from_hidden
-            v = v.to(tl.float32) * from_hidden
+            v *= from_hidden
         if NORM:
             k_scale = 1.0 / tl.sqrt((tl.sum(k1 * k1) + tl.sum(k2 * k2)) / D + eps)
             k1 = k1 * k_scale * key_norm_1
@@ -139,8 +141,7 @@ def begin(
         b1 = kept(k1 * cos - k2 * sin, keys_ptr, key_scale)
         b2 = kept(k2 * cos + k1 * sin, keys_ptr, key_scale)
         v = kept(v, values_ptr, value_scale)
-        block = tl.load(table + past // BLOCK_SIZE).to(tl.int64)
-        offset = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
+        offset = block.to(tl.int64) * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
         store(keys_ptr + offset + half, b1, half, HALF)
         store(keys_ptr + offset + HALF + half, b2, half, HALF)
         store(values_ptr + offset + dims, v, dims, D)

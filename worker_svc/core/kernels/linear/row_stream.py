@@ -183,8 +183,12 @@ def _row_stream(
     norm = _of_row(norm_ptr, K, BLOCK_K, L) if WEIGHTED else ()
     for stage in gl.static_range(EARLY):
         _ask(ring, stage, weight_ptr, first + programs * (stage // STEPS), N, stage % STEPS, K, GATED, L)
+    if RESIDUAL:
+        # What goes on from a sum asks for nothing but weights before it waits: it need not find what is ahead of this.
+        gdc_launch_dependents()
     gdc_wait()
-    gdc_launch_dependents()
+    if not RESIDUAL:
+        gdc_launch_dependents()
     # The row stands in line after weights that have been asked for, and others after it.
     loaded = _of_row(x_ptr, K, BLOCK_K, L)
     scales, added = _of_outputs(pointers, first, N, ROWS, ROUNDED, BIAS, RESIDUAL, GATED, OUTPUTS)
