@@ -1,7 +1,8 @@
 """The hints on `prompts`, each for one tokenizer: those that are new, and those that others were given and left."""
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from servicekit.bus import keys as k
@@ -27,15 +28,26 @@ class HintReader:
         names: of the pool.
         name: by which the group knows this tokenizer.
         reclaim_after_s: hints that somebody was given so long ago are taken from whoever it was.
-        stay_awake_s: as the `Doorbell` takes it.
+        stay_awake_s: as the `Doorbell` takes it; for so long after a hint the group alone is waited for.
+        clock_s: a clock that never goes back, in seconds.
     """
 
-    def __init__(self, names: Keys, name: str, reclaim_after_s: float, stay_awake_s: float) -> None:
+    def __init__(
+        self,
+        names: Keys,
+        name: str,
+        reclaim_after_s: float,
+        stay_awake_s: float,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._prompts = names.prompts
         self._name = name
         self._reclaim_after_s = reclaim_after_s
         self._reclaim_at_s = 0.0
-        self._bell = Doorbell(names, stay_awake_s)
+        self._clock_s = clock_s
+        self._bell = Doorbell(names, stay_awake_s, clock_s)
+        self._stay_awake_s = stay_awake_s
+        self._hinted_s = -math.inf  # when the last hint came
         self._peeked = b"0-0"  # entry of `prompts` that was seen last
         self._must_ask = False  # a prompt was seen that the group has not been asked for yet
         self._num_read = 0  # hints in the last read
@@ -54,15 +66,24 @@ class HintReader:
         reads: list[Call[Any]] = [
             ReadGroup(prompts, k.TOKENIZERS, name.encode(), READ_COUNT, pending=True) for name in names
         ]
-        if time.monotonic() >= self._reclaim_at_s:
+        now_s = self._clock_s()
+        if now_s >= self._reclaim_at_s:
             # Whatever became of who took them, and of what is known about it.
-            self._reclaim_at_s = time.monotonic() + self._reclaim_after_s / 2
+            self._reclaim_at_s = now_s + self._reclaim_after_s / 2
             abandoned_ms = int(self._reclaim_after_s * 1000)
             reads.append(Reclaim(prompts, k.TOKENIZERS, consumer, abandoned_ms, READ_COUNT))
         block_ms = READ_BLOCK_MS if may_wait and not (names or self._must_ask) else 0
         self._must_ask = False
         awake_s = self._bell.awake_s(self._num_read)
-        listening = self._bell.listen(is_idle=is_idle and block_ms > 0 and not awake_s)
+        listening: dict[bytes, bytes] = {}
+        if block_ms and not awake_s and is_idle:
+            # Who listens needs one exchange more for a hint. Gateways that have streams do not ring: shortly after one
+            # hint without a ring the next is expected.
+            expected_s = self._hinted_s + self._stay_awake_s - now_s
+            if expected_s > 0:
+                block_ms = min(block_ms, math.ceil(expected_s * 1000))
+            else:
+                listening = self._bell.listen(is_idle=True)
         reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, 0 if listening else block_ms, awake_s))
         if listening:
             # A group's read cannot wait for the doorbell: wait for either, then ask the group, and wait for nothing
@@ -80,6 +101,8 @@ class HintReader:
         known = set(working)
         read = {entry.entry_id: entry for entries in found for entry in entries if entry.entry_id not in known}
         self._num_read = len(read)
+        if read:
+            self._hinted_s = self._clock_s()
         new = {entry.entry_id for entry in found[-1]} if found else set()
         return Hints(list(read.values()), [entry for entry_id, entry in read.items() if entry_id not in new])
 

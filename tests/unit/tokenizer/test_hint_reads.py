@@ -70,6 +70,24 @@ def test_a_listening_reader_waits_beside_the_group_and_then_asks_it() -> None:
     assert hints.take([[hint(1)]], ()).all == [hint(1)]
 
 
+def test_who_had_a_hint_waits_for_the_group_alone_until_the_next_is_no_longer_expected() -> None:
+    now_s = [100.0]
+    hints = HintReader(NAMES, "t1", 60.0, 0.5, lambda: now_s[0])
+    hints.take([[] for _ in hints.reads(may_wait=True, is_idle=True)], ())
+    _, both = hints.reads(may_wait=True, is_idle=True)
+    assert isinstance(both, Read), "nothing came so far: the doorbell may ring"
+    hints.take([[hint(1)], {}], ())
+    for later_s, block_ms in ((0.0, READ_BLOCK_MS), (0.375, 125), (0.49951171875, 1)):
+        now_s[0] = 100.0 + later_s
+        (group,) = hints.reads(may_wait=True, is_idle=True)
+        assert isinstance(group, ReadGroup)
+        assert group.block_ms == block_ms
+        hints.take([[]], ())
+    now_s[0] = 100.5
+    _, both = hints.reads(may_wait=True, is_idle=True)
+    assert isinstance(both, Read)
+
+
 def test_hints_come_once_without_those_that_are_worked_on() -> None:
     hints = reader().take([[hint(1), hint(2)], [hint(2), hint(3)], [hint(4)]], [hint(3).entry_id])
     assert hints.all == [hint(1), hint(2), hint(4)]

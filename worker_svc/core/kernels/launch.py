@@ -69,9 +69,9 @@ def wait(DEPENDENT: tl.constexpr):
 def release(DEPENDENT: tl.constexpr):
     """Let the next kernel start; called after `wait`, so that it finds all but this kernel's output.
 
-    `linear/row_stream.py` lets it start before its own `wait` where it adds to a residual, and `finish_heads` always
-    does: what is launched after them reads nothing of this step before it waits, but weights, norms, scales and what
-    the step began with. Two such sums, or one and `experts/float_rows.py`'s second product, must not follow each other.
+    Some sums by `linear/row_stream.py` let it start before their own `wait`, and `finish_heads` always does: what is
+    launched after them reads nothing of this step before it waits, but weights, norms, scales and what the step began
+    with. Two such sums, or one and `experts/float_rows.py`'s second product, must not follow each other.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()

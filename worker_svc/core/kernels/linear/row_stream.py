@@ -165,6 +165,7 @@ def _row_stream(
     ROUNDED: gl.constexpr,  # weights are 8-bit floats, and the row becomes such
     BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr,
+    SOONER: gl.constexpr,  # of those with RESIDUAL: the next kernel starts before this waits
     GATED: gl.constexpr,
     GELU: gl.constexpr,
     WARPS: gl.constexpr,
@@ -183,11 +184,11 @@ def _row_stream(
     norm = _of_row(norm_ptr, K, BLOCK_K, L) if WEIGHTED else ()
     for stage in gl.static_range(EARLY):
         _ask(ring, stage, weight_ptr, first + programs * (stage // STEPS), N, stage % STEPS, K, GATED, L)
-    if RESIDUAL:
+    if SOONER:
         # What goes on from a sum asks for nothing but weights before it waits: it need not find what is ahead of this.
         gdc_launch_dependents()
     gdc_wait()
-    if not RESIDUAL:
+    if not SOONER:
         gdc_launch_dependents()
     # The row stands in line after weights that have been asked for, and others after it.
     loaded = _of_row(x_ptr, K, BLOCK_K, L)
@@ -275,6 +276,9 @@ def stream_row(
         ROUNDED=scales is not None,
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
+        # On an H200 a layer of Qwen3-8B in 8-bit floats took 0.3 us less so for its downs and 0.2 more for attention's
+        # output, one of Qwen3-30B-A3B 0.7 less for the latter.
+        SOONER=residual is not None and inputs > outputs,
         GATED=is_gated,
         GELU=is_gelu,
         WARPS=tile.warps,
