@@ -71,7 +71,8 @@ class Launched:
     plan: StepPlan
     comes_ns: int  # the result, to the scheduler
     step_ns: int
-    slack_ns: int  # as `Pacing.answer` has it
+    idle_ns: int  # as `Pacing.answer` has it, as the next
+    slack_ns: int
     slots: list[int]  # that sample
 
 
@@ -98,8 +99,10 @@ class Device:
                 self._behind[slot] = 1
         ready_ns, step_ns = now_ns + round(self.times.to_device * MS), self.times.step_ns(plan)
         slack_ns = self.free_ns - ready_ns
+        idle_ns = max(0, -slack_ns) if self.free_ns else 0
         self.free_ns = max(self.free_ns, ready_ns) + step_ns
-        self.launched.append(Launched(plan, self.free_ns + round(self.times.back * MS), step_ns, slack_ns, slots))
+        comes_ns = self.free_ns + round(self.times.back * MS)
+        self.launched.append(Launched(plan, comes_ns, step_ns, idle_ns, slack_ns, slots))
 
 
 def run(requests: Sequence[Arrival], times: Times, config: SchedulerConfig) -> list[list[int]]:
@@ -115,7 +118,7 @@ def run(requests: Sequence[Arrival], times: Times, config: SchedulerConfig) -> l
             scheduler.add(_queued(number, requests[number]), now_ns)
         while device.launched and device.launched[0].comes_ns <= now_ns:
             ended = device.launched.popleft()
-            pacing.answer(ended.plan.step, ended.step_ns, ended.slack_ns, now_ns)
+            pacing.answer(ended.plan.step, ended.step_ns, ended.idle_ns, ended.slack_ns, now_ns)
             slots = np.array(ended.slots, np.uint32)
             tokens = np.full_like(slots, 7)
             rows = scheduler.apply(WORKER, StepResult(ended.plan.step, slots, np.ones_like(slots), tokens), now_ns)

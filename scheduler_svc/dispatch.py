@@ -206,8 +206,9 @@ class Dispatcher:
             self._neighbours.end_epoch(link.worker)
             return False
         link.heard_ns = time.monotonic_ns()
-        link.pacing.answer(received.result.step, received.result.step_ns, received.slack_ns, link.heard_ns)
-        self._shards.log(rows, Computed(link.worker, link.incarnation, received.result.step))
+        result = received.result
+        link.pacing.answer(result.step, result.step_ns, result.idle_ns, received.slack_ns, link.heard_ns)
+        self._shards.log(rows, Computed(link.worker, link.incarnation, result.step))
         self._meters.results.observe(received.sent_ns, now_ns, time.perf_counter() - start_s)
         return True
 

@@ -2,7 +2,8 @@
 
 A request that comes after a plan was made waits for that whole step. So the next plan is made when what is in flight is
 about to end: at its predicted end, less the time that a plan needs to reach the device. Both are learned from results:
-how long steps take, and how long each plan had been waiting for the device when the step before it ended.
+how long steps take, and how long each plan had been waiting for the device when the step before it ended. When a result
+comes tells less of when its step ended than the device's own times do: it waits wherever somebody is busy.
 """
 
 from collections import deque
@@ -15,6 +16,8 @@ _MARGIN_NS = 250_000
 _NUM_STEPS = 128  # that are remembered
 _FEWEST_STEPS = 8  # before so many are known, plans are made at once
 _NUM_LATE = 3  # of the remembered steps that may have needed more time than is left to the next
+_NUM_RESULTS = 16  # that are remembered, of which the soonest tells when the others would have come
+_MOST_LATE_NS = 5_000_000  # after the soonest: what comes later tells of time that the device does not tell of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,23 @@ class _Lead:
             self.ns = sorted(self._needed_ns)[-1 - num_late] + _MARGIN_NS
 
 
+class _Results:
+    """When results come that come at once: by the device's own times, for they come late whenever somebody is busy."""
+
+    def __init__(self) -> None:
+        self._device_ns = 0  # the end of the last step, since the first one began
+        self._after_ns = deque[int](maxlen=_NUM_RESULTS)  # so long after it the result came, by another clock
+
+    def observe(self, step_ns: int, idle_ns: int, now_ns: int) -> int:
+        """When the result of this step would have come, `now_ns` or earlier, had it come as soon as others."""
+        self._device_ns += idle_ns + step_ns
+        after_ns = now_ns - self._device_ns
+        if self._after_ns and after_ns - min(self._after_ns) > _MOST_LATE_NS:
+            self._after_ns.clear()
+        self._after_ns.append(after_ns)
+        return self._device_ns + min(self._after_ns)
+
+
 class Pacing:
     """The plans in flight of one worker in one epoch; times are monotonic nanoseconds."""
 
@@ -85,7 +105,8 @@ class Pacing:
         self._in_flight: deque[_InFlight] = deque()
         self._durations = _Durations()
         self._leads = {is_plain: _Lead() for is_plain in (False, True)}  # by whether the steps before only decode
-        self._answered_ns = 0  # when the last result came
+        self._results = _Results()
+        self._answered_ns = 0  # when the last result came, or would have come, had nobody been busy
         self._is_short = True  # the last step
 
     def issue(self, step: int, num_tokens: U32, now_ns: int) -> None:
@@ -98,12 +119,13 @@ class Pacing:
         num_prompt_tokens, num_decodes = int(chunks.sum()), len(num_tokens) - len(chunks)
         self._in_flight.append(_InFlight(step, now_ns, num_prompt_tokens, num_decodes, expected_ns, is_plain))
 
-    def answer(self, step: int, step_ns: int, slack_ns: int, now_ns: int) -> None:
+    def answer(self, step: int, step_ns: int, idle_ns: int, slack_ns: int, now_ns: int) -> None:
         """A result came.
 
         Args:
             step: its plan.
             step_ns: device time of the step.
+            idle_ns: device time between the end of the step before and its beginning.
             slack_ns: how long its plan had been ready for the device when the step before it ended; below 0 the device
                 waited for it.
             now_ns: when the result came.
@@ -111,7 +133,8 @@ class Pacing:
         if not self._in_flight or self._in_flight[0].step != step:
             return
         answered = self._in_flight.popleft()
-        self._answered_ns, self._is_short = now_ns, step_ns < _LEAST_STEP_NS
+        self._answered_ns = self._results.observe(step_ns, idle_ns, now_ns)
+        self._is_short = step_ns < _LEAST_STEP_NS
         if self._is_short or not answered.is_looked_at:
             return
         self._durations.observe(answered, step_ns)

@@ -22,7 +22,8 @@ class Device:
     step: int = 0
     free_ns: int = 0
     idle_ns: int = 0
-    on_their_way: list[tuple[int, int, int, int]] = field(default_factory=list)  # came, step, step_ns, slack
+    untold_ns: int = 0  # that it does nothing after a step, which its times do not have
+    on_their_way: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # came, step, step_ns, idle, slack
 
     def plan(self, step_ns: int, num_prompt_tokens: int = 0) -> int:
         """Make a plan when it is due, with two in flight at most; how long it then is until its step begins."""
@@ -38,17 +39,17 @@ class Device:
         self.pacing.issue(self.step, num_tokens, self.now_ns)
         ready_ns = self.now_ns + self.way_ns
         slack_ns = self.free_ns - ready_ns
-        if self.step > 1:
-            self.idle_ns += max(0, -slack_ns)
+        idle_ns = max(0, -slack_ns) if self.step > 1 else 0
+        self.idle_ns += idle_ns
         begin_ns = max(self.free_ns, ready_ns)
-        self.free_ns = begin_ns + step_ns
-        self.on_their_way.append((self.free_ns + self.back_ns, self.step, step_ns, slack_ns))
+        self.free_ns = begin_ns + step_ns + self.untold_ns
+        self.on_their_way.append((self.free_ns + self.back_ns, self.step, step_ns, idle_ns, slack_ns))
         return begin_ns - self.now_ns
 
     def take(self) -> None:
-        came_ns, step, step_ns, slack_ns = self.on_their_way.pop(0)
+        came_ns, step, step_ns, idle_ns, slack_ns = self.on_their_way.pop(0)
         self.now_ns = max(self.now_ns, came_ns)
-        self.pacing.answer(step, step_ns, slack_ns, self.now_ns)
+        self.pacing.answer(step, step_ns, idle_ns, slack_ns, self.now_ns)
 
 
 def test_a_plan_before_long_steps_is_made_when_the_step_before_it_is_about_to_end() -> None:
@@ -90,6 +91,44 @@ def test_a_device_that_jitters_hardly_waits(seed: int) -> None:
         total_ns += step_ns
         device.plan(step_ns)
     assert device.idle_ns < 0.003 * total_ns
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_results_that_come_late_make_plans_neither_late_nor_early(seed: int) -> None:
+    dice, device = random.Random(seed), Device()
+    waits_ns = []
+    for _ in range(1000):
+        device.back_ns = MS // 2 + int(dice.expovariate(1 / (0.3 * MS)))
+        waits_ns.append(device.plan(12 * MS))
+    # What the way takes, the margin, and what the soonest of sixteen results is late itself.
+    assert max(waits_ns[200:]) < 1.5 * MS
+    assert device.idle_ns < 0.2 * MS
+
+
+def test_a_device_that_had_to_wait_once_gets_its_next_plans_as_late_as_before() -> None:
+    device = Device()
+    for _ in range(200):
+        device.plan(12 * MS)
+    for _ in range(3):
+        device.way_ns = 3 * MS
+        device.plan(12 * MS)
+        device.way_ns = MS
+        waits_ns = [device.plan(12 * MS) for _ in range(60)]
+        # The next one was made before anybody knew.
+        assert max(waits_ns[1:]) < 1.5 * MS
+    assert device.idle_ns > 3 * MS
+
+
+def test_time_that_the_device_does_not_tell_of_delays_no_plans_but_the_next() -> None:
+    device = Device()
+    for _ in range(100):
+        device.plan(12 * MS)
+    device.untold_ns = 50 * MS
+    device.plan(12 * MS)
+    device.untold_ns = 0
+    for _ in range(3):
+        device.plan(12 * MS)
+    assert max(device.plan(12 * MS) for _ in range(100)) <= 2 * MS
 
 
 def test_steps_with_prompts_are_predicted_by_their_tokens() -> None:
@@ -137,5 +176,5 @@ def test_one_step_that_was_far_shorter_than_predicted_does_not_make_the_next_pla
 
 def test_an_answer_to_no_plan_changes_nothing() -> None:
     pacing = Pacing()
-    pacing.answer(5, MS, 0, 0)
+    pacing.answer(5, MS, 0, 0, 0)
     assert pacing.due_ns(7) == 7
