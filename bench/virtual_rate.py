@@ -71,7 +71,7 @@ class Launched:
     plan: StepPlan
     comes_ns: int  # the result, to the scheduler
     step_ns: int
-    idle_ns: int  # as `Pacing.answer` has it, as the next
+    idle_ns: int  # this and the next as `Pacing.answer` has them
     slack_ns: int
     slots: list[int]  # that sample
 

@@ -28,7 +28,7 @@ class HintReader:
         names: of the pool.
         name: by which the group knows this tokenizer.
         reclaim_after_s: hints that somebody was given so long ago are taken from whoever it was.
-        stay_awake_s: as the `Doorbell` takes it; for so long after a hint the group alone is waited for.
+        stay_awake_s: as the `Doorbell` takes it; for so long after a hint no ring is waited for.
         clock_s: a clock that never goes back, in seconds.
     """
 
@@ -75,15 +75,13 @@ class HintReader:
         block_ms = READ_BLOCK_MS if may_wait and not (names or self._must_ask) else 0
         self._must_ask = False
         awake_s = self._bell.awake_s(self._num_read)
-        listening: dict[bytes, bytes] = {}
-        if block_ms and not awake_s and is_idle:
-            # Who listens needs one exchange more for a hint. Gateways that have streams do not ring: shortly after one
-            # hint without a ring the next is expected.
-            expected_s = self._hinted_s + self._stay_awake_s - now_s
-            if expected_s > 0:
-                block_ms = min(block_ms, math.ceil(expected_s * 1000))
-            else:
-                listening = self._bell.listen(is_idle=True)
+        listening = self._bell.listen(is_idle=is_idle and block_ms > 0 and not awake_s)
+        expected_s = self._hinted_s + self._stay_awake_s - now_s
+        if listening and expected_s > 0:
+            # Who waits for the bell needs one exchange more for a hint. Gateways that have streams do not ring: shortly
+            # after a hint the next is waited for alone, and the bell heard of with it.
+            reads.append(Read(listening, 1, 0))
+            block_ms, listening = min(block_ms, math.ceil(expected_s * 1000)), {}
         reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, 0 if listening else block_ms, awake_s))
         if listening:
             # A group's read cannot wait for the doorbell: wait for either, then ask the group, and wait for nothing
@@ -93,9 +91,10 @@ class HintReader:
 
     def take(self, answers: Sequence[Any], working: Iterable[bytes]) -> Hints:
         """The hints that the answers to `reads` have brought, without those of the entries that are worked on."""
-        found = list(answers)
-        if found and isinstance(found[-1], dict):
-            self._hear(found.pop())
+        found = [each for each in answers if not isinstance(each, dict)]
+        for each in answers:
+            if isinstance(each, dict):
+                self._hear(each)
         if found and found[-1]:
             self._peeked = found[-1][-1].entry_id
         known = set(working)

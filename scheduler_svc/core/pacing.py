@@ -17,7 +17,8 @@ _NUM_STEPS = 128  # that are remembered
 _FEWEST_STEPS = 8  # before so many are known, plans are made at once
 _NUM_LATE = 3  # of the remembered steps that may have needed more time than is left to the next
 _NUM_RESULTS = 16  # that are remembered, of which the soonest tells when the others would have come
-_MOST_LATE_NS = 5_000_000  # after the soonest: what comes later tells of time that the device does not tell of
+_MOST_LATE_NS = 5_000_000  # after the soonest: two in a row tell of time that the device does not tell of
+_LONG_IDLE_NS = 1_000_000_000  # in which the device's clock may have come away from this process's
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +79,27 @@ class _Lead:
         if len(self._needed_ns) >= _FEWEST_STEPS:
             # Of few, too, one is left out: the first predictions may be far off.
             num_late = max(1, _NUM_LATE * len(self._needed_ns) // _NUM_STEPS)
-            self.ns = sorted(self._needed_ns)[-1 - num_late] + _MARGIN_NS
+            # Less than nothing would leave no plan in flight when the next is made, and nothing would be learned more.
+            self.ns = max(0, sorted(self._needed_ns)[-1 - num_late]) + _MARGIN_NS
 
 
 class _Results:
     """When results come that come at once: by the device's own times, for they come late whenever somebody is busy."""
 
     def __init__(self) -> None:
-        self._device_ns = 0  # the end of the last step, since the first one began
+        self._device_ns = 0  # the end of the last step by the device's times
         self._after_ns = deque[int](maxlen=_NUM_RESULTS)  # so long after it the result came, by another clock
 
     def observe(self, step_ns: int, idle_ns: int, now_ns: int) -> int:
         """When the result of this step would have come, `now_ns` or earlier, had it come as soon as others."""
         self._device_ns += idle_ns + step_ns
         after_ns = now_ns - self._device_ns
-        if self._after_ns and after_ns - min(self._after_ns) > _MOST_LATE_NS:
-            self._after_ns.clear()
-        self._after_ns.append(after_ns)
-        return self._device_ns + min(self._after_ns)
+        known_ns = self._after_ns
+        is_other = bool(known_ns) and min(known_ns[-1], after_ns) - min(known_ns) > _MOST_LATE_NS
+        if is_other or idle_ns > _LONG_IDLE_NS:
+            known_ns.clear()
+        known_ns.append(after_ns)
+        return self._device_ns + min(known_ns)
 
 
 class Pacing:

@@ -23,6 +23,7 @@ class Device:
     free_ns: int = 0
     idle_ns: int = 0
     untold_ns: int = 0  # that it does nothing after a step, which its times do not have
+    astray_ns: int = 0  # less that its clock shows of the next time in which it does nothing
     on_their_way: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # came, step, step_ns, idle, slack
 
     def plan(self, step_ns: int, num_prompt_tokens: int = 0) -> int:
@@ -43,7 +44,8 @@ class Device:
         self.idle_ns += idle_ns
         begin_ns = max(self.free_ns, ready_ns)
         self.free_ns = begin_ns + step_ns + self.untold_ns
-        self.on_their_way.append((self.free_ns + self.back_ns, self.step, step_ns, idle_ns, slack_ns))
+        self.on_their_way.append((self.free_ns + self.back_ns, self.step, step_ns, idle_ns - self.astray_ns, slack_ns))
+        self.astray_ns = 0
         return begin_ns - self.now_ns
 
     def take(self) -> None:
@@ -119,16 +121,56 @@ def test_a_device_that_had_to_wait_once_gets_its_next_plans_as_late_as_before() 
     assert device.idle_ns > 3 * MS
 
 
-def test_time_that_the_device_does_not_tell_of_delays_no_plans_but_the_next() -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_single_results_that_come_far_too_late_delay_no_plans(seed: int) -> None:
+    dice, device = random.Random(seed), Device()
+    waits_ns = []
+    for _ in range(2000):
+        device.back_ns = MS // 2 + int(dice.expovariate(1 / MS)) + (8 * MS if dice.random() < 0.05 else 0)
+        waits_ns.append(device.plan(12 * MS))
+    # Two in a row are taken for time that the device did not tell of.
+    assert sum(waits_ns[200:]) < 1.7 * MS * len(waits_ns[200:])
+    assert device.idle_ns < 0.003 * 2000 * 12 * MS
+
+
+@pytest.mark.parametrize("untold_ns", [3 * MS, 50 * MS])
+def test_time_that_the_device_does_not_tell_of_makes_a_few_plans_early_and_none_late(untold_ns: int) -> None:
     device = Device()
     for _ in range(100):
         device.plan(12 * MS)
-    device.untold_ns = 50 * MS
+    idle_ns = device.idle_ns
+    device.untold_ns = untold_ns
     device.plan(12 * MS)
     device.untold_ns = 0
-    for _ in range(3):
+    waits_ns = [device.plan(12 * MS) for _ in range(100)]
+    num_early = sum(each > 2 * MS for each in waits_ns)
+    assert num_early <= (17 if untold_ns < 5 * MS else 4)
+    assert max(waits_ns[20:]) <= 2 * MS
+    assert device.idle_ns - idle_ns <= untold_ns
+
+
+def test_untold_time_in_every_step_is_forgotten_once_it_is_over() -> None:
+    device = Device(untold_ns=MS // 3)
+    for _ in range(400):
         device.plan(12 * MS)
-    assert max(device.plan(12 * MS) for _ in range(100)) <= 2 * MS
+    device.untold_ns = 0
+    for _ in range(200):
+        device.plan(12 * MS)
+    idle_ns, waits_ns = device.idle_ns, [device.plan(12 * MS) for _ in range(200)]
+    assert max(waits_ns) <= 2 * MS
+    assert device.idle_ns == idle_ns
+
+
+def test_a_clock_that_came_away_in_a_long_silence_makes_no_plan_early() -> None:
+    device = Device()
+    for _ in range(100):
+        device.plan(12 * MS)
+    while device.on_their_way:
+        device.take()
+    device.now_ns += 60_000 * MS
+    device.astray_ns = 4 * MS
+    waits_ns = [device.plan(12 * MS) for _ in range(100)]
+    assert max(waits_ns[3:]) <= 2 * MS
 
 
 def test_steps_with_prompts_are_predicted_by_their_tokens() -> None:

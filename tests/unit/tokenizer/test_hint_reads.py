@@ -70,22 +70,39 @@ def test_a_listening_reader_waits_beside_the_group_and_then_asks_it() -> None:
     assert hints.take([[hint(1)]], ()).all == [hint(1)]
 
 
-def test_who_had_a_hint_waits_for_the_group_alone_until_the_next_is_no_longer_expected() -> None:
+def test_who_had_a_hint_waits_for_no_ring_until_the_next_hint_is_no_longer_expected() -> None:
     now_s = [100.0]
     hints = HintReader(NAMES, "t1", 60.0, 0.5, lambda: now_s[0])
     hints.take([[] for _ in hints.reads(may_wait=True, is_idle=True)], ())
     _, both = hints.reads(may_wait=True, is_idle=True)
     assert isinstance(both, Read), "nothing came so far: the doorbell may ring"
     hints.take([[hint(1)], {}], ())
-    for later_s, block_ms in ((0.0, READ_BLOCK_MS), (0.375, 125), (0.49951171875, 1)):
+    for later_s, block_ms in ((0.0, READ_BLOCK_MS), (0.375, 125), (0.4375, 63)):
         now_s[0] = 100.0 + later_s
-        (group,) = hints.reads(may_wait=True, is_idle=True)
+        bell, group = hints.reads(may_wait=True, is_idle=True)
+        assert isinstance(bell, Read)
+        assert (bell.streams.keys(), bell.block_ms) == ({NAMES.bell}, 0)
         assert isinstance(group, ReadGroup)
         assert group.block_ms == block_ms
-        hints.take([[]], ())
+        hints.take([{}, []], ())
     now_s[0] = 100.5
     _, both = hints.reads(may_wait=True, is_idle=True)
     assert isinstance(both, Read)
+
+
+def test_who_had_a_hint_hears_a_ring_with_the_next_and_stays_awake() -> None:
+    now_s = [100.0]
+    hints = HintReader(NAMES, "t1", 60.0, 0.5, lambda: now_s[0])
+    hints.take([[] for _ in hints.reads(may_wait=True, is_idle=True)], ())
+    for number in range(1, 30):
+        now_s[0] += 0.25
+        rings = {NAMES.bell: [Entry(b"%d-0" % number, {k.SENT_NS: b"1"})]}
+        reads = hints.reads(may_wait=True, is_idle=True)
+        listens = [isinstance(each, Read) for each in reads]
+        (group,) = (each for each in reads if isinstance(each, ReadGroup))
+        assert group.awake_s > 0 or any(listens), "who is not awake hears who has rung"
+        answers = [rings if each else [hint(number)] for each in listens]
+        assert hints.take(answers, ()).all == [hint(number)]
 
 
 def test_hints_come_once_without_those_that_are_worked_on() -> None:
