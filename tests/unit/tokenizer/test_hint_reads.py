@@ -94,6 +94,7 @@ def test_who_had_a_hint_hears_a_ring_with_the_next_and_stays_awake() -> None:
     now_s = [100.0]
     hints = HintReader(NAMES, "t1", 60.0, 0.5, lambda: now_s[0])
     hints.take([[] for _ in hints.reads(may_wait=True, is_idle=True)], ())
+    was_awake = True
     for number in range(1, 30):
         now_s[0] += 0.25
         rings = {NAMES.bell: [Entry(b"%d-0" % number, {k.SENT_NS: b"1"})]}
@@ -101,6 +102,8 @@ def test_who_had_a_hint_hears_a_ring_with_the_next_and_stays_awake() -> None:
         listens = [isinstance(each, Read) for each in reads]
         (group,) = (each for each in reads if isinstance(each, ReadGroup))
         assert group.awake_s > 0 or any(listens), "who is not awake hears who has rung"
+        assert group.awake_s > 0 or was_awake, "who has heard it is awake"
+        was_awake = group.awake_s > 0
         answers = [rings if each else [hint(number)] for each in listens]
         assert hints.take(answers, ()).all == [hint(number)]
 

@@ -231,7 +231,7 @@ def test_one_long_context_is_split_over_many_programs() -> None:
     check([2500], num_heads=2, num_kv_heads=1)
 
 
-@pytest.mark.parametrize("past", [0, 1, 63, 64, 65, 128, 150, 1200])
+@pytest.mark.parametrize("past", [0, 1, 16, 17, 63, 64, 65, 128, 150, 1200])
 def test_one_context_of_groups_of_four_is_split_into_short_parts(past: int) -> None:
     check([past], num_heads=8, num_kv_heads=2, head_dim=128)
 
