@@ -14,6 +14,7 @@ from worker_svc.core.kernels.sampling.logprobs import token_logprobs
 from worker_svc.core.kernels.sampling.penalties import changed_logits
 from worker_svc.core.kernels.sampling.truncation import cutoffs
 from worker_svc.core.kernels.state.inputs import decode_inputs, draw_inputs
+from worker_svc.core.kernels.state.landing import store_on_host
 from worker_svc.core.sampler import Extras, Sampled
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
@@ -75,3 +76,7 @@ class StepDecoder:
         if extras.logprob_rows is None:
             return Sampled(token_ids)
         return Sampled(token_ids, *token_logprobs(logits, token_ids, extras.logprob_rows, extras.num_top_logprobs))
+
+    def store(self, tokens: Tensor, target: Tensor) -> None:
+        """Implement `DeviceDecoder.store`."""
+        store_on_host(tokens, target)

@@ -50,3 +50,6 @@ class DeviceDecoder(Protocol):
         """The tokens at `positions` i64[rows] of `slots` i64[rows] from logits [rows, vocab_size], as the slots'
         temperatures and `extras` decide; they are entered in the histories.
         """
+
+    def store(self, tokens: Tensor, target: Tensor) -> None:
+        """Write tokens i64[rows] into `target` i64[rows], pinned memory of the host, before the device's next step."""

@@ -68,6 +68,7 @@ class DecodeGraphs(StepDecoder):
             changing = Extras(has_penalties=True, changes=changes, logprob_rows=rows)
             for extras in (Extras(has_cuts=True), changing, replace(changing, has_cuts=True)):
                 self.sample(output.logits, output.slots, output.positions, extras)
+            self.store(rows, rows)
             if self._chunks is not None:
                 self._chunks.compile()
 

@@ -168,7 +168,8 @@ class ModelRunner:
         self._prompts = SlotPrompts(limits.vocab_size)
         self._vectors = SlotVectors()
         self._decoder = make_decoder(self._slots) if make_decoder is not None else None
-        self._downloads = Downloads(self._device, limits.max_num_seqs)
+        store = self._decoder.store if self._decoder is not None else None
+        self._downloads = Downloads(self._device, limits.max_num_seqs, store)
         self._last_timing: StepTiming | None = None
         # Where the last step may just go on.
         self._going_on: tuple[Continuation, _Sampling, Extras | None] | None = None

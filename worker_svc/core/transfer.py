@@ -1,5 +1,7 @@
 """Between host and device without waiting: small columns go up together, results come down after the step."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -36,10 +38,13 @@ class Downloads:
     Used by two threads: one launches steps, one takes what they brought.
     """
 
-    def __init__(self, device: torch.device, num_rows: int) -> None:
-        """`num_rows`: tokens of a step at most."""
+    def __init__(
+        self, device: torch.device, num_rows: int, store: Callable[[Tensor, Tensor], None] | None = None
+    ) -> None:
+        """`num_rows`: tokens of a step at most; `store`: see `DeviceDecoder.store`, None: torch copies."""
         self._is_behind = device.type == "cuda"  # the host, so that it must not wait
         self._num_rows = num_rows
+        self._store = store
         self._free: list[_Landing] = []
 
     def start(self, tensors: list[Tensor]) -> "Download":
@@ -47,7 +52,7 @@ class Downloads:
         if not tensors or not self._is_behind:
             return Download(tensors)
         landing = self._free.pop() if self._free else _Landing(self._num_rows)
-        landing.receive(tensors[0])
+        landing.receive(tensors[0], self._store)
         others = [
             torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
             for tensor in tensors[1:]
@@ -63,12 +68,15 @@ class _Landing:
         self._views: dict[int, Tensor] = {}
         self._num_rows = 0
 
-    def receive(self, tokens: Tensor) -> None:
+    def receive(self, tokens: Tensor, store: Callable[[Tensor, Tensor], None] | None) -> None:
         num_rows = self._num_rows = len(tokens)
         view = self._views.get(num_rows)
         if view is None:
             view = self._views[num_rows] = self._tensor[:num_rows]
-        view.copy_(tokens, non_blocking=True)
+        if store is None or not num_rows:
+            view.copy_(tokens, non_blocking=True)
+        else:
+            store(tokens, view)
 
     def copy(self) -> npt.NDArray[np.int64]:
         tokens: npt.NDArray[np.int64] = self._views[self._num_rows].numpy().copy()

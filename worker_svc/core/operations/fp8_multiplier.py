@@ -1,5 +1,5 @@
 """Multiplier with weights of 8-bit floats on CUDA: few rows by kernels that tables of tuning choose, which take norm,
-gate, bias and residual along, many by torch's own product. Rows are rounded by a kernel, their norm with them.
+gate, bias and residual along, many by cuBLASLt. Rows are rounded by a kernel, their norm with them.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from worker_svc.core.kernels.linear.batch_rows import BatchRows, RowScales, has_
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
 from worker_svc.core.kernels.linear.fp8_rounding import round_gated, round_rows
+from worker_svc.core.kernels.linear.fp8_sums import Fp8Sums
 from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.kernels.linear.row_stream import has_row_stream, stream_row
 from worker_svc.core.kernels.linear.table import Choices, Line
@@ -47,6 +48,7 @@ class Fp8Multiplier:
         self._found: dict[tuple[Kind, int, int, str, int, bool], Way] = {}
         self._few_rows = Fp8FewRows()
         self._batch_rows = BatchRows()
+        self._sums = Fp8Sums(device)
 
     def fold_norm(self, norm: Norm, packed: Fp8Channel, bias: Tensor | None) -> None:
         """Implement `Multiplier.fold_norm`: what is rounded is not multiplied again."""
@@ -85,7 +87,7 @@ class Fp8Multiplier:
         rows, scales = round_gated(gate_up, gelu=is_gelu)
         if isinstance(way, Fp8FewRowsTile | Fp8BatchTile):
             return self._of_rows(way, rows, scales, packed, gate_up.dtype, bias=bias, residual=residual)
-        return residual.add_(packed.multiply_rounded(rows, scales, bias, gate_up.dtype))
+        return self._added(residual, rows, scales, packed, bias)
 
     def _multiply(
         self,
@@ -104,8 +106,14 @@ class Fp8Multiplier:
         if not packed.rounds_inputs or not len(x):
             return None
         rounded, scales = round_rows(x.contiguous(), _scaling(norm))
-        product = packed.multiply_rounded(rounded, scales, bias, x.dtype)
-        return product if residual is None else residual.add_(product)
+        if residual is not None:
+            return self._added(residual, rounded, scales, packed, bias)
+        return packed.multiply_rounded(rounded, scales, bias, x.dtype)
+
+    def _added(self, residual: Tensor, rows: Tensor, scales: Tensor, packed: Fp8Channel, bias: Tensor | None) -> Tensor:
+        """The product of rounded rows, in place of `residual`."""
+        total = self._sums.add(residual, rows, scales, packed.weight, packed.scales) if bias is None else None
+        return residual.add_(packed.multiply_rounded(rows, scales, bias, residual.dtype)) if total is None else total
 
     def _by_kernel(
         self,
