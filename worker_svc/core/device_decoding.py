@@ -52,4 +52,6 @@ class DeviceDecoder(Protocol):
         """
 
     def store(self, tokens: Tensor, target: Tensor) -> None:
-        """Write tokens i64[rows] into `target` i64[rows], pinned memory of the host, before the device's next step."""
+        """Write tokens i64[rows] into `target` i64[rows], pinned memory of the host, before the device's next step: it
+        must live until an event after that has come.
+        """

@@ -208,7 +208,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Implement `Runner.close`."""
-        del self._model, self._cache, self._states, self._attention, self._slots, self._decoder
+        self._downloads.close()
+        del self._model, self._cache, self._states, self._attention, self._slots, self._decoder, self._downloads
 
     def _go_on(self, batch: Continuation, sampling: _Sampling, extras: Extras | None) -> tuple[list[Tensor], _Sampling]:
         """Launch the step of a batch that is as it was."""

@@ -1,6 +1,7 @@
 """Between host and device without waiting: small columns go up together, results come down after the step."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -44,20 +45,34 @@ class Downloads:
         """`num_rows`: tokens of a step at most; `store`: see `DeviceDecoder.store`, None: torch copies."""
         self._is_behind = device.type == "cuda"  # the host, so that it must not wait
         self._num_rows = num_rows
+        self._device = device
         self._store = store
+        self._landings: list[_Landing] = []  # all of them: a kernel may still write into one that nobody else holds
         self._free: list[_Landing] = []
 
     def start(self, tensors: list[Tensor]) -> "Download":
         """Begin to copy `tensors`, the first of which are the tokens i64[rows]: they are here when the step is done."""
         if not tensors or not self._is_behind:
             return Download(tensors)
-        landing = self._free.pop() if self._free else _Landing(self._num_rows)
+        landing = self._free.pop() if self._free else self._make_landing()
         landing.receive(tensors[0], self._store)
         others = [
             torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
             for tensor in tensors[1:]
         ]
         return Download(others, landing, self._free)
+
+    def close(self) -> None:
+        """Wait for what is on its way, so that the memory that it comes to can be somebody else's."""
+        if self._is_behind:
+            with suppress(RuntimeError):  # a device that has failed writes nothing any more
+                torch.cuda.synchronize(self._device)
+        self._landings.clear()
+        self._free.clear()
+
+    def _make_landing(self) -> "_Landing":
+        self._landings.append(landing := _Landing(self._num_rows))
+        return landing
 
 
 class _Landing:

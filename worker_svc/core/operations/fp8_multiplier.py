@@ -1,5 +1,6 @@
 """Multiplier with weights of 8-bit floats on CUDA: few rows by kernels that tables of tuning choose, which take norm,
-gate, bias and residual along, many by cuBLASLt. Rows are rounded by a kernel, their norm with them.
+gate, bias and residual along, many by torch's own product, or by cuBLASLt where that adds them to a residual. Rows are
+rounded by a kernel, their norm with them.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Products of rounded rows that are added to a residual as they are computed, by cuBLASLt: torch has its products of
-8-bit floats, but not what they may be added to.
+"""Products of rounded rows, added to a residual by cuBLASLt: torch offers its products of 8-bit floats, but not their
+addition to anything.
 
 Called is the C interface of the library that torch has loaded. Names and numbers are those of its `cublasLt.h`.
 """
@@ -7,7 +7,7 @@ Called is the C interface of the library that torch has loaded. Names and number
 import ctypes
 import weakref
 from ctypes import byref, c_float, c_int, c_int8, c_int64, c_size_t, c_uint64, c_void_p
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ _FIRST_VERSION = 12_09_00  # with a scale for each row and each output
 _WORKSPACE_BYTES = 32 << 20
 _ALIGNMENT = 256  # of pointers in bytes, which the library takes for granted where it is told nothing else
 _ALIGNED = 16  # inputs and outputs of what it multiplies
-_MOST_SHAPES = 512  # whose algorithm is remembered
+_MOST_SHAPES = 512  # whose algorithms are remembered
 
+_STATUS_SUCCESS, _STATUS_NOT_SUPPORTED = 0, 15
 _COMPUTE_32F = 68
 _R_32F, _R_16BF, _R_8F_E4M3 = 0, 14, 28
 _OP_T = 1
@@ -59,10 +60,11 @@ class Fp8Sums:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._find = lru_cache(_MOST_SHAPES)(self._choose)
+        self._algorithms: dict[tuple[int, int, int], _Algorithm | None] = {}
 
     @cached_property
-    def _is_there(self) -> bool:
+    def is_there(self) -> bool:
+        """Return whether the library adds anything on this device."""
         if self._device.type != "cuda" or torch.cuda.get_device_capability(self._device) != _HOPPER:
             return False
         return _library() is not None
@@ -76,7 +78,7 @@ class Fp8Sums:
         residual bf16[rows, outputs], rows f8[rows, inputs], weight f8[outputs, inputs], all contiguous; the scales
         f32[rows, 1] and f32[outputs, 1]. None: the library cannot, and nothing was done.
         """
-        if not self._is_there:
+        if not self.is_there:
             return None
         tensors = residual, rows, row_scales, weight, weight_scales
         is_suited = residual.dtype is torch.bfloat16 and not any(size % _ALIGNED for size in weight.shape)
@@ -95,8 +97,13 @@ class Fp8Sums:
         assert library is not None
         return _Calls(library, self._device)
 
-    def _choose(self, rows: int, outputs: int, inputs: int) -> _Algorithm | None:
-        return self._calls.choose(rows, outputs, inputs)
+    def _find(self, rows: int, outputs: int, inputs: int) -> _Algorithm | None:
+        key = rows, outputs, inputs
+        if key not in self._algorithms:
+            if len(self._algorithms) == _MOST_SHAPES:
+                self._algorithms.clear()
+            self._algorithms[key] = self._calls.choose(rows, outputs, inputs)
+        return self._algorithms[key]
 
 
 class _Calls:
@@ -133,7 +140,10 @@ class _Calls:
         with _Layouts(self._library, rows, outputs, inputs) as (a, b, c):
             arguments = self._handle, self._product, a, b, c, c, self._preference, c_int(1)
             status = self._library.cublasLtMatmulAlgoGetHeuristic(*arguments, byref(found), byref(num_found))
-        return found.algo if status == 0 and num_found.value and found.state == 0 else None
+        if status == _STATUS_NOT_SUPPORTED:
+            return None
+        _check("cublasLtMatmulAlgoGetHeuristic", status)
+        return found.algo if num_found.value and found.state == _STATUS_SUCCESS else None
 
     def multiply(
         self,
@@ -144,7 +154,7 @@ class _Calls:
         weight: Tensor,
         weight_scales: Tensor,
     ) -> None:
-        """Launch it."""
+        """Launch the product, in place of `residual`; shapes are those of `Fp8Sums.add`."""
         self._describe(_DESC_A_SCALE_POINTER, _pointer(weight_scales))
         self._describe(_DESC_B_SCALE_POINTER, _pointer(row_scales))
         with _Layouts(self._library, len(rows), *weight.shape) as (a, b, c):
@@ -203,5 +213,5 @@ def _pointer(tensor: Tensor) -> c_void_p:
 
 
 def _check(name: str, status: int) -> None:
-    if status != 0:
+    if status != _STATUS_SUCCESS:
         raise RuntimeError(f"{name} of cuBLASLt failed with status {status}")

@@ -338,8 +338,9 @@ class Int4StreamTile(_Way, frozen=True, tag="int4_stream"):
 
 
 class Cublas(_Way, frozen=True, tag="cublas"):
-    """By a library of torch's: of 8-bit floats torch's own product, of weights with scales for groups that of floats
-    which they are widened to. Of normed and gated products the rest is done by kernels of its own.
+    """By a library of torch's: of 8-bit floats torch's own product, or cuBLASLt's where that adds it to a residual, of
+    weights with scales for groups that of floats which they are widened to. Of normed and gated products the rest is
+    done by kernels of its own.
     """
 
     lt: bool = False  # by cuBLASLt, else by the library that torch prefers

@@ -23,10 +23,12 @@ def _store(
 
 
 def store_on_host(tokens: Tensor, target: Tensor) -> None:
-    """Write `tokens` i64[rows] into `target` i64[rows], which a device's kernels reach: pinned memory of the host.
+    """Write `tokens` i64[rows] into `target` i64[rows], pinned memory of the host, which a device's kernels reach, and
+    which nobody but the caller keeps until it is written.
 
     An engine of copies would do the same, but the step after it waits for it: on an H200 a step that is copied from
     takes 9.3 us more, one that this comes after 4.1.
     """
     num_rows = len(tokens)
+    assert len(target) == num_rows
     _store[(triton.cdiv(num_rows, _BLOCK),)](tokens, target, num_rows, BLOCK=_BLOCK, **options(warps=4))
