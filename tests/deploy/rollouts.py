@@ -112,14 +112,15 @@ def rollout_of(events: Sequence[tuple[str, Object]], before: frozenset[str]) -> 
         events: of a watch, from before the upgrade to its end.
         before: uids of the pods that were there before it.
     """
-    last = {pod["metadata"]["uid"]: (kind, pod) for kind, pod in events}
+    told = list(_told(events))
+    last = {uid: (kind, pod) for uid, kind, pod in told}
     # A pod that came and did not stay is no part of the order: a StatefulSet may make one of the former revision.
     left = {uid for uid, (kind, pod) in last.items() if uid not in before and Act.END in _acts(kind, pod, is_new=True)}
     turns: dict[str, list[Turn]] = {}
     numbers: dict[str, int] = {}  # by uid
     seen: set[tuple[str, Act]] = set()
-    for kind, pod in events:
-        uid, is_new = pod["metadata"]["uid"], pod["metadata"]["uid"] not in before
+    for uid, kind, pod in told:
+        is_new = uid not in before
         if uid in left:
             continue
         of_workload = turns.setdefault(workload(pod["metadata"]["labels"]), [])
@@ -129,6 +130,22 @@ def rollout_of(events: Sequence[tuple[str, Object]], before: frozenset[str]) -> 
                 number = numbers.setdefault(uid, _number(pod, [each for each in of_workload if each.is_new is is_new]))
                 of_workload.append(Turn(act, is_new, number))
     return {name: list(_in_steps(each)) for name, each in turns.items() if each}
+
+
+def _told(events: Sequence[tuple[str, Object]]) -> Iterator[tuple[str, str, Object]]:
+    """The events with the uids of their pods, but for what controllers have no part in: a simulated node that ends a
+    pod late does so by its name, and may take the next one of a StatefulSet, which was not told to end. The pod that
+    then comes again has the uid of the one that was taken.
+    """
+    firsts: dict[str, str] = {}  # by uid
+    taken: dict[str, str] = {}  # by name
+    for kind, pod in events:
+        name = pod["metadata"]["name"]
+        uid = firsts.setdefault(pod["metadata"]["uid"], taken.pop(name, pod["metadata"]["uid"]))
+        if kind == "DELETED" and "deletionTimestamp" not in pod["metadata"] and _owner(pod) == "StatefulSet":
+            taken[name] = uid
+        else:
+            yield uid, kind, pod
 
 
 def _acts(kind: str, pod: Object, *, is_new: bool) -> Iterator[Act]:
@@ -145,9 +162,14 @@ def _is_ready(pod: Object) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
-def _number(pod: Object, turns: Sequence[Turn]) -> int:
+def _owner(pod: Object) -> str:
     (owner,) = pod["metadata"]["ownerReferences"]
-    if owner["kind"] == "StatefulSet":
+    kind: str = owner["kind"]
+    return kind
+
+
+def _number(pod: Object, turns: Sequence[Turn]) -> int:
+    if _owner(pod) == "StatefulSet":
         return int(pod["metadata"]["name"].rpartition("-")[2])
     return len({each.number for each in turns})
 
