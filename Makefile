@@ -24,11 +24,11 @@ help:
 run: $(VENV)/.run
 	@$(BIN)/penstock serve $(ARGS)
 
-# A process for each core and one more, because many tests wait for processes of their own. These find the modules that
+# A process for each core and two more, because many tests wait for processes of their own. These find the modules that
 # others have compiled, also where the environment says that such files are not wanted.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $$(($$($(BIN)/python -c 'import os; print(os.cpu_count() or 1)') + 1)) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$($(BIN)/python -c 'import os; print(os.cpu_count() or 1)') + 2)) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
