@@ -180,6 +180,8 @@ class TokenizerServices:
             while not (await asyncio.wait({answer}, timeout=LOOK_S))[0]:
                 if address not in {each.address for each in self._living()}:
                     raise _FellSilentError
+            if answer.cancelled():  # another question has found that it lives no more, and ended its connection
+                raise _FellSilentError
             return answer.result()
         finally:
             answer.cancel()
@@ -188,10 +190,13 @@ class TokenizerServices:
         return [each for each in self._sessions() if each.kind is SessionKind.TOKENIZER and each.alive and each.address]
 
     async def _addresses(self) -> list[str]:
-        """Those of living tokenizers, another one first each time; connections to others are ended."""
-        found = [each.address for each in self._living() if not is_draining(each.status)]
-        for address in self._channels.keys() - set(found):
+        """Those of living tokenizers that do not leave, another one first each time. Who leaves still answers what it was
+        asked; connections to those that live no more are ended.
+        """
+        living = self._living()
+        for address in self._channels.keys() - {each.address for each in living}:
             await self._channels.pop(address).close()
+        found = [each.address for each in living if not is_draining(each.status)]
         self._num_asked += 1
         first = self._num_asked % max(1, len(found))
         return found[first:] + found[:first]

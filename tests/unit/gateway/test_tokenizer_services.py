@@ -40,6 +40,13 @@ def session(address: str, *, alive: bool = True, draining: bool = False, kind: A
     return SessionInfo(address.encode(), kind, address, address, alive, 0, status.SerializeToString())
 
 
+async def caller_of(listener: socket.socket) -> socket.socket:
+    """The connection of the first who calls."""
+    listener.setblocking(False)
+    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+    return connection
+
+
 def nobody() -> str:
     """An address where nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -121,6 +128,41 @@ def test_one_that_falls_silent_while_it_is_asked_is_left(
             await services.close()
 
     served(prompts, test)
+
+
+@pytest.mark.parametrize("how", ["leaves", "is gone"])
+def test_a_question_is_answered_though_others_find_that_its_tokenizer_leaves(
+    prompts: PromptTokenizer, how: str
+) -> None:
+    async def test(address: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            other = f"127.0.0.1:{silent.getsockname()[1]}"
+            sessions = [session(address), session(other)]
+            services = TokenizerServices(lambda: sessions, TokenizerAccess())
+            first = asyncio.create_task(services.tokenize(TEXT))
+            with await caller_of(silent):
+                sessions[1:] = [session(other, draining=True)] if how == "leaves" else []
+                assert (await services.tokenize(TEXT)).strings == ["h", "i"]
+                sessions[1:] = []
+                assert (await first).strings == ["h", "i"]
+                await services.close()
+
+    served(prompts, test)
+
+
+def test_who_gives_a_question_up_ends_it() -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            sessions = [session(f"127.0.0.1:{silent.getsockname()[1]}")]
+            services = TokenizerServices(lambda: sessions, TokenizerAccess())
+            question = asyncio.create_task(services.tokenize(TEXT))
+            with await caller_of(silent):
+                question.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await question
+                await services.close()
+
+    asyncio.run(test())
 
 
 def test_who_is_gone_or_leaves_or_is_no_tokenizer_is_not_asked(prompts: PromptTokenizer) -> None:
