@@ -190,8 +190,8 @@ class TokenizerServices:
         return [each for each in self._sessions() if each.kind is SessionKind.TOKENIZER and each.alive and each.address]
 
     async def _addresses(self) -> list[str]:
-        """Those of living tokenizers that do not leave, another one first each time. Who leaves still answers what it was
-        asked; connections to those that live no more are ended.
+        """Those of living tokenizers that do not leave, another one first each time. Who leaves still answers what it
+        was asked; connections to those that live no more are ended.
         """
         living = self._living()
         for address in self._channels.keys() - {each.address for each in living}:
