@@ -206,7 +206,7 @@ class Tuner:
         calls = {way: self._call(product, way, x, residual, weights) for way in ways}
         before = residual.clone()
         self._compile(calls.values())
-        residual.copy_(before)  # what is only compiled computes nothing, and torch adds whatever lies there to it
+        residual.copy_(before)  # what is only compiled computes nothing, and a library adds whatever lies there to it
         expected = self._expected(product, x, residual, weights[0])
         right = {way: call for way, call in calls.items() if self._is_right(call, residual, expected, way)}
         if not right:

@@ -1,7 +1,6 @@
 """A runner on Triton's kernels against one on plain torch: the same plans, the same tokens."""
 
 import math
-import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -396,11 +395,3 @@ def test_counts_on_the_device_are_those_of_the_host() -> None:
     on_device = runner._slots.num_computed[:-1].tolist()
     assert on_device == runner._host.num_computed.tolist()
     assert int(runner._slots.num_computed[-1]) == 0
-
-
-def test_what_a_runner_had_is_gone_when_it_is_closed_though_it_is_held() -> None:
-    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
-    drive(runner, sequences(PLAIN), chunk=24)
-    had = [weakref.ref(runner._decoder), weakref.ref(runner._cache.keys)]
-    runner.close()
-    assert [each() for each in had] == [None, None]
