@@ -5,14 +5,14 @@ from typing import Any
 from kube import Object
 from rollouts import rollout_of
 
-BEFORE = frozenset({"old-1"})
+BEFORE = frozenset({"old-1", "old-0"})
 
 
 def event(kind: str, uid: str, *, ready: bool = False, told: bool = False) -> tuple[str, Object]:
-    """Of a pod of one StatefulSet, all of which have one name."""
+    """Of a pod of one StatefulSet; `uid` ends with its ordinal, after which a letter may stand."""
     metadata: dict[str, Any] = {
         "uid": uid,
-        "name": "valkey-1",
+        "name": f"valkey-{uid.partition('-')[2][0]}",
         "labels": {"app.kubernetes.io/component": "valkey"},
         "ownerReferences": [{"kind": "StatefulSet"}],
     }
@@ -21,25 +21,27 @@ def event(kind: str, uid: str, *, ready: bool = False, told: bool = False) -> tu
     return kind, {"metadata": {**metadata, **ends}, "status": {"conditions": conditions}}
 
 
-ENDED = [
-    event("ADDED", "old-1", ready=True),
-    event("MODIFIED", "old-1", told=True),
-    event("DELETED", "old-1", told=True),
-]
+def ended(uid: str) -> list[tuple[str, Object]]:
+    return [event("MODIFIED", uid, ready=True, told=True), event("DELETED", uid, told=True)]
+
+
+def came(uid: str) -> list[tuple[str, Object]]:
+    return [event("ADDED", uid), event("MODIFIED", uid, ready=True)]
 
 
 def acts(events: list[tuple[str, Object]]) -> list[str]:
     return [str(turn) for turn in rollout_of(events, BEFORE)["valkey"]]
 
 
+ORDER = ["end old-1", "start new-1", "ready new-1", "end old-0", "start new-0", "ready new-0"]
+
+
 def test_a_pod_that_a_node_took_by_its_name_is_the_one_that_comes_again() -> None:
-    came = [event("ADDED", "new-1"), event("MODIFIED", "new-1", ready=True)]
-    again = [event("ADDED", "new-2"), event("MODIFIED", "new-2", ready=True)]
-    expected = ["end old-1", "start new-1", "ready new-1"]
-    assert acts([*ENDED, *came]) == expected
-    assert acts([*ENDED, *came, event("DELETED", "new-1", ready=True), *again]) == expected
+    taken = event("DELETED", "new-1", ready=True)
+    assert acts([*ended("old-1"), *came("new-1"), *ended("old-0"), *came("new-0")]) == ORDER
+    assert acts([*ended("old-1"), *came("new-1"), taken, *ended("old-0"), *came("new-1b"), *came("new-0")]) == ORDER
 
 
 def test_a_pod_that_was_told_to_end_is_no_part_of_the_order() -> None:
-    came = [event("ADDED", "new-1"), event("DELETED", "new-1", told=True)]
-    assert acts([*ENDED, *came, event("ADDED", "new-2", ready=True)]) == ["end old-1", "start new-1", "ready new-1"]
+    left = [*came("new-1"), *ended("new-1")]
+    assert acts([*ended("old-1"), *left, *came("new-1b"), *ended("old-0"), *came("new-0")]) == ORDER
