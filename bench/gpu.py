@@ -29,6 +29,7 @@ engine; nano and served, which are long, have one.
 
     penstock bench gpu [--models 0.6b,8b,v32k] [--profile]
     penstock bench gpu --models 8b,drawn-7-1,drawn-7-2 --tune     with a table of each model's products
+    penstock bench gpu --models 8b --rows decode32,decode256 --tune 32,256     likewise, of so many rows only
     penstock bench gpu --models v32k --simulated-ms 2      without a GPU: the pipeline around a runner that pretends
 """
 
@@ -98,9 +99,10 @@ def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Name
         print(
             f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
         )
-        if arguments.tune:
-            rounds_to = ["--quantization", shape.quantization] if shape.quantization else []
-            ask([sys.executable, "-m", "penstock.cli", "tune", "--model", str(folder), *rounds_to], {}, _TUNING_S)
+        if arguments.tune is not None:
+            flags = ["--quantization", shape.quantization] if shape.quantization else []
+            flags += ["--rows", arguments.tune] if arguments.tune else []
+            ask([sys.executable, "-m", "penstock.cli", "tune", "--model", str(folder), *flags], {}, _TUNING_S)
     if shape.has_texts:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         works = [as_text(work, tokenizer) for work in works]
@@ -179,7 +181,13 @@ def main() -> int:
     parser.add_argument("--serve", action="append", default=[], help="a further flag for `penstock serve`")
     parser.add_argument("--profile", action="store_true", help="where the time of decode steps and prompts goes")
     parser.add_argument("--peer-path", default="", help="a folder with the peer's packages, if they are not installed")
-    parser.add_argument("--tune", action="store_true", help="`penstock tune` each model before it is measured")
+    parser.add_argument(
+        "--tune",
+        metavar="ROWS",
+        nargs="?",
+        const="",
+        help="`penstock tune` each model before it is measured, with these numbers of rows [with all that it measures]",
+    )
     parser.add_argument("--keep", type=Path, help="a folder for what was measured: found there, it is not done again")
     parser.add_argument("--limit-s", type=float, default=500.0, help="an engine in one process is ended then")
     parser.add_argument("--simulated-ms", type=float, default=0.0, help="no GPU: a runner with steps of that long")
@@ -189,14 +197,14 @@ def main() -> int:
             find_shape(name)
     except ValueError as error:
         parser.error(str(error))
-    if arguments.tune and arguments.simulated_ms:
+    if arguments.tune is not None and arguments.simulated_ms:
         parser.error("--tune measures on a GPU: leave out --simulated-ms")
     print(describe_machine(), flush=True)
     lines, failures = [], []
     with TemporaryDirectory(prefix="penstock-bench-") as directory:
         arguments.keep = arguments.keep or Path(directory)
         arguments.keep.mkdir(parents=True, exist_ok=True)
-        if arguments.tune:  # tables of this run alone
+        if arguments.tune is not None:  # tables of this run alone
             os.environ["XDG_CACHE_HOME"] = str(Path(directory) / "cache")
         ceilings = None if arguments.simulated_ms else measure_ceilings(arguments.keep)
         for name in arguments.models.split(","):

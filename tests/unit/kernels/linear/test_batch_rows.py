@@ -29,6 +29,10 @@ TILES = [
     BatchTile(128, 64, 0, 64, 6, 9),
     BatchTile(128, 128, 64, 64, 1, 5),
     BatchTile(128, 128, 0, 64, 4, 6),
+    BatchTile(64, 64, 0, 128, 1, 6, stream_k=True),
+    BatchTile(64, 128, 0, 64, 1, 7, stream_k=True),
+    BatchTile(64, 128, 64, 128, 1, 3, stream_k=True),
+    BatchTile(128, 128, 64, 64, 1, 5, stream_k=True),
 ]
 
 
@@ -41,6 +45,8 @@ FP8_TILES = [
     Fp8BatchTile(128, 128, 64, 128, 1, 5),
     Fp8BatchTile(128, 64, 0, 256, 2, 4),
     Fp8BatchTile(128, 128, 0, 128, 8, 3),
+    Fp8BatchTile(64, 128, 64, 256, 1, 3, stream_k=True),
+    Fp8BatchTile(128, 64, 0, 128, 1, 7, stream_k=True),
 ]
 
 
@@ -98,9 +104,21 @@ def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
         for _ in range(4):
             gated = batch.gate(out, up, BatchTile(64, 128, 64, 64, 1, 7), 1e-6)
             out = batch.multiply(gated, down, BatchTile(64, 128, 0, 64, 4, 2), out)
+            gated = batch.gate(out, up, BatchTile(64, 64, 0, 64, 1, 7, stream_k=True), 1e-6)
+            out = batch.multiply(gated, down, BatchTile(64, 128, 0, 64, 1, 7, stream_k=True), out)
         return out
 
     assert_replays_alike(chain, times=3)
+
+
+@needs_hopper
+@pytest.mark.parametrize("tile", [each for each in TILES if each.stream_k], ids=str)
+def test_even_shares_give_the_same_every_time(tile: BatchTile) -> None:
+    batch, weight = BatchRows(), randn(147 * tile.outputs, INPUTS, seed=2, scale=0.05)
+    for rows in (32, tile.rows):
+        hidden = randn(rows, INPUTS, seed=rows)
+        expected = batch.gate(hidden, weight, tile, 1e-5)
+        assert all(torch.equal(batch.gate(hidden, weight, tile, 1e-5), expected) for _ in range(100))
 
 
 def launch_products() -> None:

@@ -133,7 +133,7 @@ def test_a_step_of_one_row_is_that_of_the_tile_unless_inputs_are_fewer() -> None
 def test_small_weights_of_a_few_rows_are_cut_along_their_inputs_and_large_ones_are_not() -> None:
     assert found("plain", 1024, 2048, 32) == FewRowsTile(32, 128, 4, 6)
     assert found("added", 6144, 1024, 32) == FewRowsTile(64, 128, 1, 4)
-    assert found("plain", 4096, 2048, 16) == FewRowsTile(32, 128, 1, 6)
+    assert found("plain", 4096, 2048, 8) == FewRowsTile(32, 128, 1, 6)
     assert found("plain", 4096, 4096, 16, without=BatchTile) == FewRowsTile(64, 128, 2, 4)
     assert found("plain", 4096, 1024, 33) == found("biased", 4096, 1024, 33) == FewRowsTile(64, 128, 1, 5)
     assert found("plain", 1024, 3072, 64, without=BatchTile) == FewRowsTile(64, 128, 4, 5)
@@ -161,14 +161,29 @@ def test_large_weights_of_fewer_rows_have_few_programs_with_long_steps() -> None
     assert found("plain", 1536, 12288, 32) == BatchTile(64, 64, 0, 128, 3, 7)
     assert found("biased", 4096, 4096, 16) == Cublas(lt=True), "a bias was not measured"
     assert found("gated", 12800, 2560, 32) == found("gated", 33792, 4352, 64) == BatchTile(64, 128, 0, 128, 1, 4)
-    assert found("gated", 34816, 5120, 32) == CUBLAS, "272 tiles"
+
+
+def test_small_weights_of_9_to_64_rows_have_tiles_of_64_outputs_for_many_multiprocessors_or_are_cublas_s() -> None:
+    halved = FewRowsTile(64, 128, 2, 6)
+    assert found("plain", 3584, 2560, 16) == found("added", 3328, 3328, 32) == found("plain", 3072, 3072, 64) == halved
+    assert found("plain", 4608, 3584, 32) == FewRowsTile(64, 128, 1, 6)
+    assert found("added", 2048, 2048, 9) == FewRowsTile(64, 128, 4, 6)
+    assert found("added", 3584, 3584, 33) == CUBLAS
+    assert found("added", 2560, 6400, 64) == found("added", 4096, 12288, 33) == BatchTile(64, 64, 0, 128, 2, 7)
+
+
+def test_gates_whose_tiles_leave_many_multiprocessors_idle_at_the_end_have_even_shares() -> None:
+    even = BatchTile(64, 128, 0, 128, 1, 4, stream_k=True)
+    assert found("gated", 34816, 5120, 64) == found("gated", 37888, 3584, 9) == found("gated", 20480, 3328, 32) == even
+    assert found("gated", 20480, 3328, 33) == found("gated", 22016, 4096, 32) == CUBLAS
+    assert found("gated", 34816, 5120, 8) == CUBLAS
 
 
 @pytest.mark.parametrize("rows", [16, 65, 129])
 def test_where_others_are_better_they_are_left_to_them(rows: int) -> None:
     assert not isinstance(found("plain", 2048, 4096, rows), BatchTile)
     assert isinstance(found("plain", 4096, 4096, rows), BatchTile) == (rows == 16)
-    assert found("gated", 24576, 4096, rows) == CUBLAS
+    assert (found("gated", 24576, 4096, rows) == CUBLAS) == (rows > 16)
 
 
 def test_weights_that_do_not_divide_have_no_tiles_of_a_batch() -> None:

@@ -7,7 +7,7 @@ from triton.language import debug_barrier
 
 @gluon.jit
 def _normed(y, squares, eps, INPUTS: gl.constexpr):
-    scale = 1.0 / gl.sqrt(gl.sum(squares, 1) / INPUTS + eps)
+    scale = 1.0 / gl.sqrt(squares / INPUTS + eps)
     return y * gl.convert_layout(scale, gl.SliceLayout(1, y.type.layout))[:, None]
 
 
@@ -200,3 +200,50 @@ def end_split(
         row += SPLITS * SHARE
         if row < ROWS:
             _end_share(parts, pointers, row, sizes, output, ROWS, SHARE, WIDE, SPLITS, RESIDUAL, SCALED, NARROW, WARPS)
+
+
+@gluon.jit
+def keep_part(y, z, squares, pointers, sizes, NORMED: gl.constexpr, NARROW: gl.constexpr):
+    """Writes a program's part of its first tile, whose first steps are others', and tells that it is there."""
+    _, _, parts_ptr, ended_ptr, _, _ = pointers
+    M, _, _, _ = sizes
+    ROWS: gl.constexpr = y.shape[0]
+    WIDE: gl.constexpr = y.shape[1]
+    part = parts_ptr + gl.program_id(0) * ROWS * (WIDE + NARROW + 1)
+    _keep(y, part, M)
+    if NARROW > 0:
+        _keep(z, part + ROWS * WIDE, M)
+    if NORMED:
+        gl.store(part + ROWS * (WIDE + NARROW) + gl.arange(0, ROWS, squares.type.layout), squares)
+    debug_barrier()
+    gl.atomic_xchg(ended_ptr + gl.program_id(0), 1, sem="release")
+
+
+@gluon.jit
+def _with_part(y, part, M):
+    offsets, is_inside = _offsets(y, 0, 0, M, y.shape[1])
+    return y + gl.load(part + offsets, mask=is_inside, other=0.0, cache_modifier=".cg")
+
+
+@gluon.jit
+def add_parts(y, z, squares, pointers, sizes, last, NORMED: gl.constexpr, NARROW: gl.constexpr):
+    """y, z and the sums of squares with those of the programs after this one, up to `last`, which have the tile's other
+    steps; of all these it is the first tile, so that most are done by now. Their words of being done are taken back.
+    """
+    _, _, parts_ptr, ended_ptr, _, _ = pointers
+    M, _, _, _ = sizes
+    ROWS: gl.constexpr = y.shape[0]
+    WIDE: gl.constexpr = y.shape[1]
+    for program in range(gl.program_id(0) + 1, last + 1):
+        # All programs run at once, so whoever is waited for comes.
+        while gl.atomic_add(ended_ptr + program, 0, sem="acquire") == 0:
+            pass
+        part = parts_ptr + program * ROWS * (WIDE + NARROW + 1)
+        y = _with_part(y, part, M)
+        if NARROW > 0:
+            z = _with_part(z, part + ROWS * WIDE, M)
+        if NORMED:
+            rows = gl.arange(0, ROWS, squares.type.layout)
+            squares += gl.load(part + ROWS * (WIDE + NARROW) + rows, cache_modifier=".cg")
+        gl.store(ended_ptr + program, 0)
+    return y, z, squares

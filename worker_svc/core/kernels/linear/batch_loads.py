@@ -5,6 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from worker_svc.core.kernels.linear.stream_k import place_of_step, steps_of_program
+
 # Rows that are asked for at once. Those beyond the last one, which come as zeros, take long: a product of 32 rows with
 # 6144 x 4096 took an H200 22 us where all 64 of a tile were asked for, and 15 without the others.
 PIECE = gl.constexpr(16)
@@ -18,11 +20,31 @@ def span(item, STEPS: gl.constexpr, SPLITS: gl.constexpr):
 
 
 @gluon.jit
-def _inputs(step, first, end, tile, DEPTH: gl.constexpr):
-    """The first of a step's inputs: tiles begin at different ones, so that not all programs want the same rows' inputs
-    at once.
+def _num_steps(items, share, STEPS: gl.constexpr, SPLITS: gl.constexpr, STREAM_K: gl.constexpr):
+    """The steps of all that is a program's."""
+    if SPLITS > 1:
+        first, end = span(gl.program_id(0), STEPS, SPLITS)
+        return end - first
+    else:  # noqa: RET505  (the compiler would go on after the return)
+        return steps_of_program(items, share, STEPS, STREAM_K)
+
+
+@gluon.jit
+def _place(count, share, STEPS: gl.constexpr, SPLITS: gl.constexpr, STREAM_K: gl.constexpr):
+    """The tile of a program's step, and which step through its inputs it is: tiles begin at different ones, so that not
+    all programs want the same rows' inputs at once. Shares do so by themselves.
     """
-    return (first + (step - first + tile * 5) % (end - first)) * DEPTH
+    if SPLITS > 1:
+        item = gl.program_id(0)
+        first, end = span(item, STEPS, SPLITS)
+        tile = item // SPLITS
+        return tile, first + (count + tile * 5) % (end - first)
+    else:  # noqa: RET505  (the compiler would go on after the return)
+        tile, step = place_of_step(count, share, STEPS, STREAM_K)
+        if STREAM_K:
+            return tile, step
+        else:  # noqa: RET505
+            return tile, (step + tile * 5) % STEPS
 
 
 @gluon.jit
@@ -64,8 +86,10 @@ def ask(
     M,
     N,
     items,
+    share,
     STEPS: gl.constexpr,
     SPLITS: gl.constexpr,
+    STREAM_K: gl.constexpr,
     GATED: gl.constexpr,
     NARROW: gl.constexpr,
 ):
@@ -75,29 +99,23 @@ def ask(
     STAGES: gl.constexpr = wide.shape[0]
     DEPTH: gl.constexpr = wide.shape[2]
     PIECES: gl.constexpr = rows.shape[1] // PIECE
-    AHEAD: gl.constexpr = STAGES if STAGES < STEPS // SPLITS else STEPS // SPLITS
-    item = gl.program_id(0)
-    first, end = span(item, STEPS, SPLITS)
-    for stage in range(AHEAD):
-        tile = item // SPLITS
-        k = _inputs(first + stage, first, end, tile, DEPTH)
-        _expect(ready.index(stage), wide.index(stage), rows.index(stage), M, NARROW)
-        _ask_for_weight(weight, wide.index(stage), narrow.index(stage), ready.index(stage), tile, k, N, GATED, NARROW)
+    total = _num_steps(items, share, STEPS, SPLITS, STREAM_K)
+    early = gl.minimum(total, STAGES)
+    for stage in range(early):
+        tile, step = _place(stage, share, STEPS, SPLITS, STREAM_K)
+        barrier, k = ready.index(stage), step * DEPTH
+        _expect(barrier, wide.index(stage), rows.index(stage), M, NARROW)
+        _ask_for_weight(weight, wide.index(stage), narrow.index(stage), barrier, tile, k, N, GATED, NARROW)
     gdc_wait()
     gdc_launch_dependents()
-    count = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        tile = item // SPLITS
-        first, end = span(item, STEPS, SPLITS)
-        for step in range(first, end):
-            stage = count % STAGES
-            k = _inputs(step, first, end, tile, DEPTH)
-            barrier = ready.index(stage)
-            if count >= AHEAD:
-                mbarrier.wait(free.index(stage), ((count // STAGES) & 1) ^ 1)
-                _expect(barrier, wide.index(stage), rows.index(stage), M, NARROW)
-                _ask_for_weight(weight, wide.index(stage), narrow.index(stage), barrier, tile, k, N, GATED, NARROW)
-            for piece in gl.static_range(PIECES):
-                asked = rows.index(stage).slice(piece * PIECE, PIECE)
-                tma.async_copy_global_to_shared(x, [piece * PIECE, k], barrier, asked, pred=piece * PIECE < M)
-            count += 1
+    for count in range(total):
+        stage = count % STAGES
+        tile, step = _place(count, share, STEPS, SPLITS, STREAM_K)
+        barrier, k = ready.index(stage), step * DEPTH
+        if count >= early:
+            mbarrier.wait(free.index(stage), ((count // STAGES) & 1) ^ 1)
+            _expect(barrier, wide.index(stage), rows.index(stage), M, NARROW)
+            _ask_for_weight(weight, wide.index(stage), narrow.index(stage), barrier, tile, k, N, GATED, NARROW)
+        for piece in gl.static_range(PIECES):
+            asked = rows.index(stage).slice(piece * PIECE, PIECE)
+            tma.async_copy_global_to_shared(x, [piece * PIECE, k], barrier, asked, pred=piece * PIECE < M)

@@ -17,8 +17,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_wait
 
 from worker_svc.core.kernels.launch import INTERPRETED
-from worker_svc.core.kernels.linear.batch_ends import end_split, end_whole
+from worker_svc.core.kernels.linear.batch_ends import add_parts, end_split, end_whole, keep_part
 from worker_svc.core.kernels.linear.batch_loads import PIECE, ask, span
+from worker_svc.core.kernels.linear.stream_k import steps_of_tile, tiles_of_program
 from worker_svc.core.kernels.linear.ways import MULTIPROCESSORS, BatchTile, Fp8BatchTile
 
 _HOPPER = (9, 0)
@@ -109,8 +110,10 @@ def _multiply(
     pointers,
     eps,
     sizes,
+    share,
     STEPS: gl.constexpr,
     SPLITS: gl.constexpr,
+    STREAM_K: gl.constexpr,
     GATED: gl.constexpr,
     RESIDUAL: gl.constexpr,
     NORMED: gl.constexpr,
@@ -127,8 +130,12 @@ def _multiply(
     DEEP: gl.constexpr = 256 // rows.dtype.primitive_bitwidth  # inputs that matrix units take at once
     gdc_wait()
     count = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        first, end = span(item, STEPS, SPLITS)
+    first_item, end_item, by = tiles_of_program(items, share, STEPS, STREAM_K)
+    for item in range(first_item, end_item, by):
+        if SPLITS > 1:
+            first, end = span(item, STEPS, SPLITS)
+        else:
+            first, end = steps_of_tile(item, items, share, STEPS, STREAM_K)
         y = gl.zeros([ROWS, WIDE], gl.float32, gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, WIDE, DEEP]))
         z = y
         if NARROW > 0:
@@ -138,24 +145,34 @@ def _multiply(
             y, z = _summed_by_steps(y, z, tiles, barriers, count, end - first, NARROW)
         else:
             y, z, squares = _summed(y, z, squares, tiles, barriers, count, end - first, NORMED, NARROW, WARPS)
+        squares = gl.sum(squares, 1)
         count += end - first
-        tile, split = item // SPLITS, item % SPLITS
         if SPLITS > 1:
+            tile, split = item // SPLITS, item % SPLITS
             end_split(y, z, pointers, sizes, tile, split, SPLITS, RESIDUAL, SCALED, NARROW, WARPS)
+        elif STREAM_K:
+            if first > 0:
+                keep_part(y, z, squares, pointers, sizes, NORMED, NARROW)
+            else:
+                last = (item * STEPS + STEPS - 1) // share
+                y, z, squares = add_parts(y, z, squares, pointers, sizes, last, NORMED, NARROW)
+                end_whole(y, z, squares, pointers, eps, sizes, item, INPUTS, GATED, RESIDUAL, NORMED, SCALED, NARROW)
         else:
-            end_whole(y, z, squares, pointers, eps, sizes, tile, INPUTS, GATED, RESIDUAL, NORMED, SCALED, NARROW)
+            end_whole(y, z, squares, pointers, eps, sizes, item, INPUTS, GATED, RESIDUAL, NORMED, SCALED, NARROW)
 
 
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
-@gluon.jit(do_not_specialize=["M"])
+@gluon.jit(do_not_specialize=["M", "share"])
 def _batch_rows(
     wide_weight,  # [N, inputs]; GATED: [2 N, inputs], gates then ups
     narrow_weight,  # the same, in narrow tiles
     x,  # [M, inputs]
     out_ptr,  # [M, N]
     residual_ptr,  # [M, N]; of a bias all rows are one
-    parts_ptr,  # f32[tiles, SPLITS, rows, outputs of a tile]
-    ended_ptr,  # i32[tiles], whose sign tells of each how often its splits have met: odd or even
+    parts_ptr,  # f32[tiles, SPLITS, rows, outputs of a tile]; STREAM_K: f32[programs, outputs of a tile + 1, rows]
+    # i32[tiles], whose sign tells of each how often its splits have met: odd or even; STREAM_K: i32[programs], 1 of
+    # those whose part of their first tile is there and not taken
+    ended_ptr,
     row_scales_ptr,  # f32[M]
     scales_ptr,  # f32[N]; GATED: [2 N]
     eps,
@@ -163,9 +180,11 @@ def _batch_rows(
     N,
     items,  # tiles, or splits of tiles
     residual_stride,  # between rows
+    share,  # STREAM_K: steps of a program
     ROWS: gl.constexpr,  # that there is room for
     STEPS: gl.constexpr,
     SPLITS: gl.constexpr,
+    STREAM_K: gl.constexpr,  # programs have even shares of all tiles' steps
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
     RESIDUAL: gl.constexpr,
@@ -196,26 +215,21 @@ def _batch_rows(
             (
                 _multiply,
                 (
-                    tiles,
-                    barriers,
-                    pointers,
-                    eps,
-                    sizes,
-                    STEPS,
-                    SPLITS,
-                    GATED,
-                    RESIDUAL,
-                    NORMED,
-                    SCALED,
-                    NARROW,
-                    num_warps,
+                    tiles, barriers, pointers, eps, sizes, share, STEPS, SPLITS, STREAM_K, GATED, RESIDUAL, NORMED,
+                    SCALED, NARROW, num_warps,
                 ),
             ),
-            (ask, ((wide_weight, narrow_weight), x, tiles, barriers, M, N, items, STEPS, SPLITS, GATED, NARROW)),
+            (
+                ask,
+                (
+                    (wide_weight, narrow_weight), x, tiles, barriers, M, N, items, share, STEPS, SPLITS, STREAM_K,
+                    GATED, NARROW,
+                ),
+            ),
         ],
         [1],
         [_REGISTERS_TO_ASK],
-    )
+    )  # fmt: skip
 
 
 @cache
@@ -285,20 +299,26 @@ class BatchRows:
         rows, inputs = x.shape
         halves = 2 if is_gated else 1
         outputs = len(weight) // halves
-        tiles = outputs * halves // tile.outputs
-        items = tiles * tile.splits
+        items = outputs * halves // tile.outputs * tile.splits
+        programs, steps, share = min(items, MULTIPROCESSORS), inputs // tile.inputs, 0
         if self._ended is None:
-            self._ended = torch.zeros(MULTIPROCESSORS, dtype=torch.int32, device=x.device)
+            self._ended = torch.zeros(2, MULTIPROCESSORS, dtype=torch.int32, device=x.device)
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
-        parts = torch.empty(items, tile.rows, tile.outputs, device=x.device) if tile.splits > 1 else out
-        _batch_rows[(min(items, MULTIPROCESSORS),)](
+        parts = out
+        if tile.splits > 1:
+            parts = torch.empty(items, tile.rows, tile.outputs, device=x.device)
+        elif tile.stream_k:
+            share = -(-items * steps // MULTIPROCESSORS)
+            programs = -(-items * steps // share)
+            parts = torch.empty(programs, tile.outputs + 1, tile.rows, device=x.device)
+        _batch_rows[(programs,)](
             _tiled(weight, tile.wide // halves, tile.inputs),
             _tiled(weight, (tile.narrow or tile.wide) // halves, tile.inputs),
             _tiled(x, PIECE.value, tile.inputs),
             out,
             residual if residual is not None else out,
             parts,
-            self._ended,
+            self._ended[int(tile.stream_k)],
             scales.of_rows if scales is not None else out,
             scales.of_outputs if scales is not None else out,
             eps if eps is not None else 0.0,
@@ -306,9 +326,11 @@ class BatchRows:
             outputs,
             items,
             residual.stride(0) if residual is not None else 0,
-            STEPS=inputs // tile.inputs,
+            share,
+            STEPS=steps,
             ROWS=tile.rows,
             SPLITS=tile.splits,
+            STREAM_K=tile.stream_k,
             STAGES=tile.stages,
             GATED=is_gated,
             RESIDUAL=residual is not None,

@@ -60,6 +60,8 @@ def candidates(product: Product, rows: int) -> list[Way]:
     ways: list[Way] = [CUBLAS, *_cublas(product, rows), *_one_row(product), *_row_stream(product, 1024), *_few_rows()]
     if rows >= _FEWEST_BATCH_ROWS:
         ways += _batch_rows(BatchTile, rows, (64, 128))
+        if product.kind == "gated":  # of others, splits took less than even shares in each of 25 products
+            ways += _batch_tiles(BatchTile, rows, (128,), stream_k=True)
     if rows >= _FEWEST_MANY_ROWS:
         ways += _MANY_TILES
     return [way for way in ways if way.fits(product, rows)]
@@ -133,13 +135,23 @@ def _int4_stream(rows: int) -> Iterator[Way]:
 
 def _batch_rows(kernel: type[BatchTile | Fp8BatchTile], rows: int, steps: tuple[int, int]) -> Iterator[Way]:
     """Of tiles of the fewest rows that are enough, with as many stages as there is room for."""
+    for splits in range(1, MOST_BATCH_SPLITS + 1):
+        yield from _batch_tiles(kernel, rows, steps, splits)
+
+
+def _batch_tiles(
+    kernel: type[BatchTile | Fp8BatchTile],
+    rows: int,
+    steps: tuple[int, ...],
+    splits: int = 1,
+    *,
+    stream_k: bool = False,
+) -> Iterator[Way]:
     of_all = next((each for each in _BATCH_ROWS if each >= rows), _BATCH_ROWS[-1])
-    for (wide, narrow), inputs, splits in combinations(
-        ((64, 0), (128, 0), (128, 64)), steps, range(1, MOST_BATCH_SPLITS + 1)
-    ):
+    for (wide, narrow), inputs in combinations(((64, 0), (128, 0), (128, 64)), steps):
         for stages in range(_MOST_BATCH_STAGES, 1, -1):
             try:
-                yield kernel(of_all, wide, narrow, inputs, splits, stages)
+                yield kernel(of_all, wide, narrow, inputs, splits, stages, stream_k)
             except ValueError:  # no room for so many
                 continue
             break

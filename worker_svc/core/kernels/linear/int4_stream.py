@@ -29,6 +29,7 @@ from worker_svc.core.kernels.linear.int4_ends import end_tile, keep_part
 from worker_svc.core.kernels.linear.int4_numbers import Int4Weight
 from worker_svc.core.kernels.linear.int4_operand import decode, halves, scaling_of
 from worker_svc.core.kernels.linear.int4_parts import add_parts, blocks_of_share, make_parts
+from worker_svc.core.kernels.linear.stream_k import steps_of_program, steps_of_tile, tiles_of_program
 from worker_svc.core.kernels.linear.ways import STREAMED_INT4_OUTPUTS, Int4StreamTile
 from worker_svc.core.kernels.words import BLOCK, WORDS
 
@@ -41,28 +42,6 @@ _WARPS = gl.constexpr(4)
 # Of a thread at first; the warps that multiply then get what the one that asks does not need.
 _REGISTERS = 168
 _REGISTERS_TO_MULTIPLY, _REGISTERS_TO_ASK = gl.constexpr(232), gl.constexpr(40)
-
-
-@gluon.jit
-def _items(items, share, BLOCKS: gl.constexpr, STREAM_K: gl.constexpr):
-    """Of a program: its first tile, where its tiles end, and from one to the next."""
-    if STREAM_K:
-        start = gl.program_id(0) * share
-        end = gl.minimum(start + share, items * BLOCKS)
-        return start // BLOCKS, (end + BLOCKS - 1) // BLOCKS, 1
-    else:  # noqa: RET505  (the compiler would go on after the return)
-        return gl.program_id(0), items, gl.num_programs(0)
-
-
-@gluon.jit
-def _blocks(item, items, share, BLOCKS: gl.constexpr, STREAM_K: gl.constexpr):
-    """Of a tile: its first block of a program's, and where these end."""
-    if STREAM_K:
-        start = gl.program_id(0) * share
-        end = gl.minimum(start + share, items * BLOCKS)
-        return gl.maximum(start - item * BLOCKS, 0), gl.minimum(end - item * BLOCKS, BLOCKS)
-    else:  # noqa: RET505  (the compiler would go on after the return)
-        return 0, BLOCKS
 
 
 @gluon.jit
@@ -99,8 +78,8 @@ def _ask(
     rows_ready, rows_free, words_ready, words_free = barriers
     ROWS: gl.constexpr = x.block_type.shape[0]
     STAGES: gl.constexpr = row_tiles.shape[0]
-    first_item, end_item, step = _items(items, share, BLOCKS, STREAM_K)
-    first, end = _blocks(first_item, items, share, BLOCKS, STREAM_K)
+    first_item, end_item, step = tiles_of_program(items, share, BLOCKS, STREAM_K)
+    first, end = steps_of_tile(first_item, items, share, BLOCKS, STREAM_K)
     # No kernel before writes weights.
     early = gl.minimum(end - first, _WORD_STAGES)
     for stage in range(early):
@@ -110,7 +89,7 @@ def _ask(
     count = 0
     for item in range(first_item, end_item, step):
         row_tile, tile = item // tiles, item % tiles
-        first, end = _blocks(item, items, share, BLOCKS, STREAM_K)
+        first, end = steps_of_tile(item, items, share, BLOCKS, STREAM_K)
         for block in range(first, end):
             if count >= early:
                 stage = count % _WORD_STAGES
@@ -192,16 +171,13 @@ def _multiply(
     stride = N
     if GATED:
         stride = 2 * N
-    first_item, end_item, step = _items(items, share, BLOCKS, STREAM_K)
-    if STREAM_K:
-        total = gl.minimum(share, items * BLOCKS - gl.program_id(0) * share)
-    else:
-        total = (end_item - first_item + step - 1) // step * BLOCKS
+    first_item, end_item, step = tiles_of_program(items, share, BLOCKS, STREAM_K)
+    total = steps_of_program(items, share, BLOCKS, STREAM_K)
     words = _words_of(word_tiles, barriers, 0, True, NTH, READ)
     count = 0
     for item in range(first_item, end_item, step):
         row_tile, tile = item // tiles, item % tiles
-        first, end = _blocks(item, items, share, BLOCKS, STREAM_K)
+        first, end = steps_of_tile(item, items, share, BLOCKS, STREAM_K)
         output = (2 * tile + NTH) * WRITTEN
         place = gl.arange(0, _OUTPUTS, gl.SliceLayout(1, READ))
         n = output + place

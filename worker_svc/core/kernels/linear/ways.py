@@ -99,7 +99,9 @@ class FewRowsTile(_Way, frozen=True, tag="few_rows"):
 
 
 class _BatchTile(_Way, frozen=True):
-    """Of all rows of a batch by `BatchRows`: a program does one tile, or as many programs the splits of one."""
+    """Of all rows of a batch by `BatchRows`: a program does one tile after the other, a split of one, or an even share
+    of all tiles' steps.
+    """
 
     _value_bytes: ClassVar[int]
 
@@ -109,11 +111,14 @@ class _BatchTile(_Way, frozen=True):
     inputs: int  # of a step
     splits: int  # of the inputs
     stages: int  # steps whose tiles are on their way at once
+    stream_k: bool = False  # programs have even shares
 
     def __post_init__(self) -> None:
         _require_powers_of_two(wide=self.wide, inputs=self.inputs)
         if self.rows not in (64, 128) or not 1 <= self.splits <= MOST_BATCH_SPLITS:
             raise ValueError(f"batch_rows has tiles of 64 or 128 rows and 1 to {MOST_BATCH_SPLITS} splits")
+        if self.stream_k and self.splits > 1:
+            raise ValueError("batch_rows has either splits or even shares")
         num_bytes = (self.outputs + self.rows) * self.inputs * self._value_bytes
         if self.stages * (num_bytes + _BARRIER_BYTES) > _SHARED_BYTES:
             raise ValueError(f"batch_rows has no shared memory for {self.stages} stages of such tiles")
@@ -125,7 +130,8 @@ class _BatchTile(_Way, frozen=True):
 
     def programs(self, product: Product) -> int:
         """The programs that compute it, if so many run at once."""
-        return product.outputs // self.outputs * self.splits
+        items = product.outputs // self.outputs * self.splits
+        return min(items * (product.inputs // self.inputs), MULTIPROCESSORS) if self.stream_k else items
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
