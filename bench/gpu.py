@@ -36,6 +36,7 @@ engine; nano and served, which are long, have one.
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,9 +101,7 @@ def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Name
             f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
         )
         if arguments.tune is not None:
-            flags = ["--quantization", shape.quantization] if shape.quantization else []
-            flags += ["--rows", arguments.tune] if arguments.tune else []
-            ask([sys.executable, "-m", "penstock.cli", "tune", "--model", str(folder), *flags], {}, _TUNING_S)
+            ask(tune_command(folder, shape.quantization, arguments.tune), {}, _TUNING_S)
     if shape.has_texts:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         works = [as_text(work, tokenizer) for work in works]
@@ -118,6 +117,13 @@ def prepare(name: str, folder: Path, works: list[Work], arguments: argparse.Name
         kv_cache_dtype=shape.kv_cache_dtype,
     )
     return Model(name, shape, folder, works, options)
+
+
+def tune_command(folder: Path, quantization: str | None, rows: str) -> list[str]:
+    """`penstock tune` of a model with these numbers of rows; none: with all that it measures."""
+    flags = ["--quantization", quantization] if quantization else []
+    flags += ["--rows", rows] if rows else []
+    return [sys.executable, "-m", "penstock.cli", "tune", "--model", str(folder), *flags]
 
 
 def _kept(keep: Path, model: str, engine: str) -> Path:
@@ -199,6 +205,8 @@ def main() -> int:
         parser.error(str(error))
     if arguments.tune is not None and arguments.simulated_ms:
         parser.error("--tune measures on a GPU: leave out --simulated-ms")
+    if arguments.tune and not re.fullmatch(r"\d+(,\d+)*", arguments.tune):
+        parser.error(f"--tune: {arguments.tune!r} is no list of numbers of rows, such as 1,32,256")
     print(describe_machine(), flush=True)
     lines, failures = [], []
     with TemporaryDirectory(prefix="penstock-bench-") as directory:

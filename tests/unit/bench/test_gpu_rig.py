@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bench import gpu
 from bench.gpu import works_of
 from bench.rig.checkpoint import write_tokenizer
 from bench.rig.completions import Connection
@@ -322,3 +323,19 @@ def test_texts_are_as_long_as_the_prompts(tmp_path: Path) -> None:
     assert len(texts.texts) == len(work.prompts)
     assert all(len(ids) <= 128 for ids in texts.prompts)
     assert texts.inputs is texts.texts
+
+
+def test_a_model_is_tuned_with_the_numbers_of_rows_that_are_asked_for() -> None:
+    assert gpu.tune_command(Path("/m"), "fp8", "32,256")[3:] == (
+        ["tune", "--model", "/m", "--quantization", "fp8", "--rows", "32,256"]
+    )
+    assert gpu.tune_command(Path("/m"), None, "")[3:] == ["tune", "--model", "/m"]
+
+
+def test_what_is_no_list_of_rows_to_tune_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu", "--models", "8b", "--tune", "32;256"])
+    with pytest.raises(SystemExit):
+        gpu.main()
+    assert "no list of numbers of rows" in capsys.readouterr().err

@@ -76,6 +76,22 @@ def test_candidates_fit_and_stand_there_once_and_cublas_is_the_first(product: Pr
 
 
 @pytest.mark.parametrize(
+    ("outputs", "rows", "found"),
+    [
+        (20480, 256, {112, 160, 176}),  # 107 tiles of 192 outputs in two turns of 66 clusters, 128 of 160
+        (28672, 256, {112, 160}),
+        (28672, 512, set[int]()),
+        (24576, 256, set[int]()),
+        (24576, 2048, set[int]()),
+        (20480, 128, set[int]()),
+    ],
+)
+def test_gates_have_tiles_that_take_their_multiprocessors_fewer_turns(outputs: int, rows: int, found: set[int]) -> None:
+    ways = [way for way in candidates(Product("gated", outputs, 4096), rows) if isinstance(way, ManyRowsTile)]
+    assert {way.outputs for way in ways if way.takes_turns} == {128, 192} | found
+
+
+@pytest.mark.parametrize(
     ("kind", "rows", "kernels"),
     [
         ("normed", 1, {OneRowTile, RowStreamTile}),

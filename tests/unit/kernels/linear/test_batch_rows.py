@@ -5,13 +5,15 @@ from typing import TypeVar
 import pytest
 import torch
 from hopper import compile_for_hopper
+from hypothesis import given
+from hypothesis import strategies as st
 from kernel_inputs import DEVICE, assert_near, assert_replays_alike, randn
 
 from worker_svc.core.kernels.linear.batch_rows import BatchRows, RowScales, has_batch_rows
 from worker_svc.core.kernels.linear.candidates import candidates
 from worker_svc.core.kernels.linear.fp8_rounding import round_rows
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import FP8_W8A8, BatchTile, Fp8BatchTile, Kind, Product
+from worker_svc.core.kernels.linear.ways import FP8_W8A8, MULTIPROCESSORS, BatchTile, Fp8BatchTile, Kind, Product
 
 needs_hopper = pytest.mark.skipif(not has_batch_rows(DEVICE), reason="needs a Hopper GPU")
 Tile = TypeVar("Tile", BatchTile, Fp8BatchTile)
@@ -29,10 +31,11 @@ TILES = [
     BatchTile(128, 64, 0, 64, 6, 9),
     BatchTile(128, 128, 64, 64, 1, 5),
     BatchTile(128, 128, 0, 64, 4, 6),
+]
+EVEN_TILES = [
     BatchTile(64, 64, 0, 128, 1, 6, stream_k=True),
     BatchTile(64, 128, 0, 64, 1, 7, stream_k=True),
-    BatchTile(64, 128, 64, 128, 1, 3, stream_k=True),
-    BatchTile(128, 128, 64, 64, 1, 5, stream_k=True),
+    BatchTile(128, 128, 0, 64, 1, 6, stream_k=True),
 ]
 
 
@@ -45,8 +48,6 @@ FP8_TILES = [
     Fp8BatchTile(128, 128, 64, 128, 1, 5),
     Fp8BatchTile(128, 64, 0, 256, 2, 4),
     Fp8BatchTile(128, 128, 0, 128, 8, 3),
-    Fp8BatchTile(64, 128, 64, 256, 1, 3, stream_k=True),
-    Fp8BatchTile(128, 64, 0, 128, 1, 7, stream_k=True),
 ]
 
 
@@ -64,8 +65,10 @@ def test_any_tile_gives_the_product(tile: BatchTile) -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize("tile", [each for each in TILES if each.splits == 1], ids=str)
-@pytest.mark.parametrize("tiles", [3, 140])
+@pytest.mark.parametrize("tile", [*(each for each in TILES if each.splits == 1), *EVEN_TILES], ids=str)
+@pytest.mark.parametrize(
+    "tiles", [3, 40, 80, 140]
+)  # of even shares: less than a tile, in which some begin and end, more
 def test_gates_are_those_of_normed_rows(tile: BatchTile, tiles: int) -> None:
     weight = randn(tiles * tile.outputs, INPUTS, seed=2, scale=0.05)
     for rows in (1, 17, tile.rows):
@@ -105,20 +108,68 @@ def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
             gated = batch.gate(out, up, BatchTile(64, 128, 64, 64, 1, 7), 1e-6)
             out = batch.multiply(gated, down, BatchTile(64, 128, 0, 64, 4, 2), out)
             gated = batch.gate(out, up, BatchTile(64, 64, 0, 64, 1, 7, stream_k=True), 1e-6)
-            out = batch.multiply(gated, down, BatchTile(64, 128, 0, 64, 1, 7, stream_k=True), out)
+            out = batch.multiply(gated, down, BatchTile(64, 128, 0, 64, 3, 2), out)
         return out
 
     assert_replays_alike(chain, times=3)
 
 
 @needs_hopper
-@pytest.mark.parametrize("tile", [each for each in TILES if each.stream_k], ids=str)
-def test_even_shares_give_the_same_every_time(tile: BatchTile) -> None:
-    batch, weight = BatchRows(), randn(147 * tile.outputs, INPUTS, seed=2, scale=0.05)
-    for rows in (32, tile.rows):
-        hidden = randn(rows, INPUTS, seed=rows)
-        expected = batch.gate(hidden, weight, tile, 1e-5)
-        assert all(torch.equal(batch.gate(hidden, weight, tile, 1e-5), expected) for _ in range(100))
+@pytest.mark.parametrize("tile", EVEN_TILES, ids=str)
+def test_even_shares_add_up_the_parts_of_their_own_launch(tile: BatchTile) -> None:
+    """What a launch before has left is another product's, of another number of tiles: it would be seen."""
+    batch, products = BatchRows(), []
+    for tiles, rows in ((147, 32), (60, tile.rows), (147, 17)):
+        hidden, weight = (
+            randn(rows, INPUTS, seed=tiles + rows),
+            randn(tiles * tile.outputs, INPUTS, seed=rows, scale=0.05),
+        )
+        gate, up = (hidden.double() @ weight.double().t() * Unscaled(hidden, 1e-5).scales()).chunk(2, 1)
+        products.append((hidden, weight, torch.nn.functional.silu(gate) * up))
+    firsts = [batch.gate(hidden, weight, tile, 1e-5) for hidden, weight, _ in products]
+    for first, (_, _, expected) in zip(firsts, products, strict=True):
+        assert_near(first, expected)
+    for _ in range(50):  # always added up in the same order
+        again = [batch.gate(hidden, weight, tile, 1e-5) for hidden, weight, _ in products]
+        assert all(torch.equal(one, first) for one, first in zip(again, firsts, strict=True))
+
+
+@needs_hopper
+def test_even_shares_in_a_graph_compute_what_its_input_is_now() -> None:
+    batch, tile, weight = BatchRows(), EVEN_TILES[0], randn(147 * 64, INPUTS, seed=2, scale=0.05)
+    hidden = randn(32, INPUTS, seed=1)
+    batch.gate(hidden, weight, tile, 1e-5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = batch.gate(hidden, weight, tile, 1e-5)
+    for seed in (3, 4, 5):
+        hidden.copy_(randn(32, INPUTS, seed=seed))
+        graph.replay()
+        gate, up = (hidden.double() @ weight.double().t() * Unscaled(hidden, 1e-5).scales()).chunk(2, 1)
+        assert_near(out, torch.nn.functional.silu(gate) * up)
+
+
+@given(st.integers(1, 400), st.integers(1, 160))
+def test_even_shares_are_even_and_leave_nothing(tiles: int, steps: int) -> None:
+    tile, product = BatchTile(64, 128, 0, 128, 1, 4, stream_k=True), Product("gated", 128 * tiles, 128 * steps)
+    programs, share = tile.programs(product), tile.share(product)
+    assert 1 <= programs <= MULTIPROCESSORS
+    assert (programs - 1) * share < tiles * steps <= programs * share
+    assert share - tiles * steps / MULTIPROCESSORS < 1
+
+
+def test_even_shares_are_for_gates_of_16_bits() -> None:
+    tile = BatchTile(64, 128, 0, 128, 1, 4, stream_k=True)
+    assert tile.fits(Product("gated", 34816, 5120), 64)
+    assert not tile.fits(Product("added", 34816, 5120), 64)
+    kinds: tuple[Kind, ...] = ("plain", "added", "gated")
+    with_shares = {
+        kind
+        for kind in kinds
+        for way in candidates(Product(kind, 6144, 4096), 32)
+        if isinstance(way, BatchTile) and way.stream_k
+    }
+    assert with_shares == {"gated"}
 
 
 def launch_products() -> None:
@@ -126,6 +177,7 @@ def launch_products() -> None:
     batch = BatchRows()
     batch.multiply(x, weight, BatchTile(64, 128, 64, 64, 4, 4), torch.zeros(50, 384, dtype=torch.bfloat16))
     batch.gate(x, weight, BatchTile(128, 128, 64, 64, 1, 4), 1e-6)
+    batch.gate(x, weight, BatchTile(64, 128, 0, 128, 1, 4, stream_k=True), 1e-6)
 
 
 def compiled(tiles: list[Tile]) -> list[Tile]:

@@ -203,47 +203,36 @@ def end_split(
 
 
 @gluon.jit
-def keep_part(y, z, squares, pointers, sizes, NORMED: gl.constexpr, NARROW: gl.constexpr):
-    """Writes a program's part of its first tile, whose first steps are others', and tells that it is there."""
+def keep_part(y, squares, pointers, sizes):
+    """Writes a program's part of its first tile, whose first steps are another's, and raises its flag."""
     _, _, parts_ptr, ended_ptr, _, _ = pointers
     M, _, _, _ = sizes
     ROWS: gl.constexpr = y.shape[0]
     WIDE: gl.constexpr = y.shape[1]
-    part = parts_ptr + gl.program_id(0) * ROWS * (WIDE + NARROW + 1)
+    part = parts_ptr + gl.program_id(0) * ROWS * (WIDE + 1)
     _keep(y, part, M)
-    if NARROW > 0:
-        _keep(z, part + ROWS * WIDE, M)
-    if NORMED:
-        gl.store(part + ROWS * (WIDE + NARROW) + gl.arange(0, ROWS, squares.type.layout), squares)
+    gl.store(part + ROWS * WIDE + gl.arange(0, ROWS, squares.type.layout), squares)
     debug_barrier()
     gl.atomic_xchg(ended_ptr + gl.program_id(0), 1, sem="release")
 
 
 @gluon.jit
-def _with_part(y, part, M):
-    offsets, is_inside = _offsets(y, 0, 0, M, y.shape[1])
-    return y + gl.load(part + offsets, mask=is_inside, other=0.0, cache_modifier=".cg")
-
-
-@gluon.jit
-def add_parts(y, z, squares, pointers, sizes, last, NORMED: gl.constexpr, NARROW: gl.constexpr):
-    """y, z and the sums of squares with those of the programs after this one, up to `last`, which have the tile's other
-    steps; of all these it is the first tile, so that most are done by now. Their words of being done are taken back.
+def add_parts(y, squares, pointers, sizes, last):
+    """y and the sums of squares with those of the programs after this one up to `last`, which have the tile's other
+    steps: it is the first tile of each of them, in which none waits. Their flags are 0 again, for the next launch.
     """
     _, _, parts_ptr, ended_ptr, _, _ = pointers
     M, _, _, _ = sizes
     ROWS: gl.constexpr = y.shape[0]
     WIDE: gl.constexpr = y.shape[1]
+    offsets, is_inside = _offsets(y, 0, 0, M, WIDE)
     for program in range(gl.program_id(0) + 1, last + 1):
         # All programs run at once, so whoever is waited for comes.
         while gl.atomic_add(ended_ptr + program, 0, sem="acquire") == 0:
             pass
-        part = parts_ptr + program * ROWS * (WIDE + NARROW + 1)
-        y = _with_part(y, part, M)
-        if NARROW > 0:
-            z = _with_part(z, part + ROWS * WIDE, M)
-        if NORMED:
-            rows = gl.arange(0, ROWS, squares.type.layout)
-            squares += gl.load(part + ROWS * (WIDE + NARROW) + rows, cache_modifier=".cg")
+        part = parts_ptr + program * ROWS * (WIDE + 1)
+        y += gl.load(part + offsets, mask=is_inside, other=0.0, cache_modifier=".cg")
+        rows = gl.arange(0, ROWS, squares.type.layout)
+        squares += gl.load(part + ROWS * WIDE + rows, cache_modifier=".cg")
         gl.store(ended_ptr + program, 0)
-    return y, z, squares
+    return y, squares

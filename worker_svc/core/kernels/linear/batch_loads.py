@@ -21,7 +21,7 @@ def span(item, STEPS: gl.constexpr, SPLITS: gl.constexpr):
 
 @gluon.jit
 def _num_steps(items, share, STEPS: gl.constexpr, SPLITS: gl.constexpr, STREAM_K: gl.constexpr):
-    """The steps of all that is a program's."""
+    """The number of a program's steps."""
     if SPLITS > 1:
         first, end = span(gl.program_id(0), STEPS, SPLITS)
         return end - first
@@ -32,7 +32,8 @@ def _num_steps(items, share, STEPS: gl.constexpr, SPLITS: gl.constexpr, STREAM_K
 @gluon.jit
 def _place(count, share, STEPS: gl.constexpr, SPLITS: gl.constexpr, STREAM_K: gl.constexpr):
     """The tile of a program's step, and which step through its inputs it is: tiles begin at different ones, so that not
-    all programs want the same rows' inputs at once. Shares do so by themselves.
+    all programs want the same rows' inputs at once. Most shares do by themselves. A program has one split at most
+    (`BatchTile.fits`).
     """
     if SPLITS > 1:
         item = gl.program_id(0)

@@ -20,7 +20,7 @@ from worker_svc.core.kernels.launch import INTERPRETED
 from worker_svc.core.kernels.linear.batch_ends import add_parts, end_split, end_whole, keep_part
 from worker_svc.core.kernels.linear.batch_loads import PIECE, ask, span
 from worker_svc.core.kernels.linear.stream_k import steps_of_tile, tiles_of_program
-from worker_svc.core.kernels.linear.ways import MULTIPROCESSORS, BatchTile, Fp8BatchTile
+from worker_svc.core.kernels.linear.ways import MULTIPROCESSORS, BatchTile, Fp8BatchTile, Product
 
 _HOPPER = (9, 0)
 # Of a thread at first; the warps that multiply then get what the one that asks does not need.
@@ -152,10 +152,10 @@ def _multiply(
             end_split(y, z, pointers, sizes, tile, split, SPLITS, RESIDUAL, SCALED, NARROW, WARPS)
         elif STREAM_K:
             if first > 0:
-                keep_part(y, z, squares, pointers, sizes, NORMED, NARROW)
+                keep_part(y, squares, pointers, sizes)
             else:
                 last = (item * STEPS + STEPS - 1) // share
-                y, z, squares = add_parts(y, z, squares, pointers, sizes, last, NORMED, NARROW)
+                y, squares = add_parts(y, squares, pointers, sizes, last)
                 end_whole(y, z, squares, pointers, eps, sizes, item, INPUTS, GATED, RESIDUAL, NORMED, SCALED, NARROW)
         else:
             end_whole(y, z, squares, pointers, eps, sizes, item, INPUTS, GATED, RESIDUAL, NORMED, SCALED, NARROW)
@@ -169,9 +169,11 @@ def _batch_rows(
     x,  # [M, inputs]
     out_ptr,  # [M, N]
     residual_ptr,  # [M, N]; of a bias all rows are one
-    parts_ptr,  # f32[tiles, SPLITS, rows, outputs of a tile]; STREAM_K: f32[programs, outputs of a tile + 1, rows]
+    # f32[tiles, SPLITS, rows, outputs of a tile]; STREAM_K: of each program f32[rows, outputs of a tile] and, after
+    # these, f32[rows] of squares
+    parts_ptr,
     # i32[tiles], whose sign tells of each how often its splits have met: odd or even; STREAM_K: i32[programs], 1 of
-    # those whose part of their first tile is there and not taken
+    # those whose part is there and not taken
     ended_ptr,
     row_scales_ptr,  # f32[M]
     scales_ptr,  # f32[N]; GATED: [2 N]
@@ -249,8 +251,8 @@ class RowScales(NamedTuple):
 
 
 class BatchRows:
-    """Multiplies a batch's rows, bf16 or 8-bit floats, on one stream: splits of a tile wait for each other, so that a
-    device must not be shared with another that does the same at the same time.
+    """Multiplies a batch's rows, bf16 or 8-bit floats, on one stream: programs that have parts of a tile wait for each
+    other, so that a device must not be shared with another that does the same at the same time.
     """
 
     def __init__(self) -> None:
@@ -300,17 +302,17 @@ class BatchRows:
         halves = 2 if is_gated else 1
         outputs = len(weight) // halves
         items = outputs * halves // tile.outputs * tile.splits
-        programs, steps, share = min(items, MULTIPROCESSORS), inputs // tile.inputs, 0
+        programs, share, stream_k = min(items, MULTIPROCESSORS), 0, False
         if self._ended is None:
             self._ended = torch.zeros(2, MULTIPROCESSORS, dtype=torch.int32, device=x.device)
         out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
-        parts = out
-        if tile.splits > 1:
+        parts, ended = out, self._ended[0]
+        if isinstance(tile, BatchTile) and tile.stream_k:
+            stream_k, product = True, Product("gated", len(weight), inputs)
+            programs, share = tile.programs(product), tile.share(product)
+            parts, ended = torch.empty(programs, tile.rows * (tile.outputs + 1), device=x.device), self._ended[1]
+        elif tile.splits > 1:
             parts = torch.empty(items, tile.rows, tile.outputs, device=x.device)
-        elif tile.stream_k:
-            share = -(-items * steps // MULTIPROCESSORS)
-            programs = -(-items * steps // share)
-            parts = torch.empty(programs, tile.outputs + 1, tile.rows, device=x.device)
         _batch_rows[(programs,)](
             _tiled(weight, tile.wide // halves, tile.inputs),
             _tiled(weight, (tile.narrow or tile.wide) // halves, tile.inputs),
@@ -318,7 +320,7 @@ class BatchRows:
             out,
             residual if residual is not None else out,
             parts,
-            self._ended[int(tile.stream_k)],
+            ended,
             scales.of_rows if scales is not None else out,
             scales.of_outputs if scales is not None else out,
             eps if eps is not None else 0.0,
@@ -327,10 +329,10 @@ class BatchRows:
             items,
             residual.stride(0) if residual is not None else 0,
             share,
-            STEPS=steps,
+            STEPS=inputs // tile.inputs,
             ROWS=tile.rows,
             SPLITS=tile.splits,
-            STREAM_K=tile.stream_k,
+            STREAM_K=stream_k,
             STAGES=tile.stages,
             GATED=is_gated,
             RESIDUAL=residual is not None,

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from itertools import product as combinations
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
@@ -24,6 +27,7 @@ from worker_svc.core.kernels.linear.ways import (
     Way,
 )
 
+_Tile = TypeVar("_Tile", BatchTile, Fp8BatchTile)
 _THREAD_WEIGHTS = range(8, 129)  # of a tile, that a thread of `OneRowTile` holds at once
 _STREAMED_STEPS = range(32, 97)  # of 2 KiB, that programs of a multiprocessor have on their way by `RowStreamTile`
 _FP8_THREAD_WEIGHTS = range(16, 129)  # as above, of `Fp8OneRowTile`
@@ -37,6 +41,8 @@ _AHEAD_BYTES = 1024
 _INT4_ROWS = (16, 32, 64, 128)
 _MOST_PAIRED_INT4_ROWS = 32  # of which steps of two blocks have room
 _MOST_INT4_ROWS = 512  # for more, a widened weight is little beside the product
+# Of a tile of gates and ups, of more rows than one tile has, where multiprocessors then have that much less to compute.
+_GATES_OUTPUTS, _MOST_OF_OTHERS = range(112, 209, 16), 0.97
 _MANY_TILES = (
     *(ManyRowsTile(128, outputs, (2, 1)) for outputs in (96, 128, 192, 256)),
     *(ManyRowsTile(128, outputs, (2, 1), takes_turns=True) for outputs in (128, 192)),
@@ -59,11 +65,13 @@ def candidates(product: Product, rows: int) -> list[Way]:
         return [way for way in of_fp8 if way.fits(product, rows)]
     ways: list[Way] = [CUBLAS, *_cublas(product, rows), *_one_row(product), *_row_stream(product, 1024), *_few_rows()]
     if rows >= _FEWEST_BATCH_ROWS:
-        ways += _batch_rows(BatchTile, rows, (64, 128))
-        if product.kind == "gated":  # of others, splits took less than even shares in each of 25 products
-            ways += _batch_tiles(BatchTile, rows, (128,), stream_k=True)
+        tiles = list(_batch_rows(BatchTile, rows, (64, 128)))
+        ways += tiles
+        ways += (replace(tile, stream_k=True) for tile in tiles if tile.splits == 1 and not tile.narrow)
     if rows >= _FEWEST_MANY_ROWS:
         ways += _MANY_TILES
+        if product.kind == "gated" and rows > _BATCH_ROWS[-1]:
+            ways += _gates_in_fewer_turns(product, rows)
     return [way for way in ways if way.fits(product, rows)]
 
 
@@ -133,25 +141,28 @@ def _int4_stream(rows: int) -> Iterator[Way]:
         yield from (Int4StreamTile(*each) for each in combinations(STREAMED_INT4_ROWS, (False, True)))
 
 
-def _batch_rows(kernel: type[BatchTile | Fp8BatchTile], rows: int, steps: tuple[int, int]) -> Iterator[Way]:
+def _gates_in_fewer_turns(product: Product, rows: int) -> Iterator[Way]:
+    """Of tiles of which multiprocessors compute fewer outputs, in all their turns, than of those of `_MANY_TILES`."""
+
+    def outputs_in_turns(tile: ManyRowsTile) -> int:
+        return tile.turns(rows, product.outputs) * tile.outputs
+
+    fewest = min(outputs_in_turns(tile) for tile in _MANY_TILES if tile.takes_turns)
+    for outputs in _GATES_OUTPUTS:
+        tile = ManyRowsTile(128, outputs, (2, 1), takes_turns=True)
+        if outputs_in_turns(tile) < _MOST_OF_OTHERS * fewest:
+            yield tile
+
+
+def _batch_rows(kernel: type[_Tile], rows: int, steps: tuple[int, int]) -> Iterator[_Tile]:
     """Of tiles of the fewest rows that are enough, with as many stages as there is room for."""
-    for splits in range(1, MOST_BATCH_SPLITS + 1):
-        yield from _batch_tiles(kernel, rows, steps, splits)
-
-
-def _batch_tiles(
-    kernel: type[BatchTile | Fp8BatchTile],
-    rows: int,
-    steps: tuple[int, ...],
-    splits: int = 1,
-    *,
-    stream_k: bool = False,
-) -> Iterator[Way]:
     of_all = next((each for each in _BATCH_ROWS if each >= rows), _BATCH_ROWS[-1])
-    for (wide, narrow), inputs in combinations(((64, 0), (128, 0), (128, 64)), steps):
+    for (wide, narrow), inputs, splits in combinations(
+        ((64, 0), (128, 0), (128, 64)), steps, range(1, MOST_BATCH_SPLITS + 1)
+    ):
         for stages in range(_MOST_BATCH_STAGES, 1, -1):
             try:
-                yield kernel(of_all, wide, narrow, inputs, splits, stages, stream_k)
+                yield kernel(of_all, wide, narrow, inputs, splits, stages)
             except ValueError:  # no room for so many
                 continue
             break
