@@ -96,6 +96,7 @@ OLMO3 = {
     "layer_types": [LOCAL, FULL, LOCAL],
     "rope_parameters": {LOCAL: {"rope_type": "default", "rope_theta": 10000.0}, FULL: YARN},
 }
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 0.25, "factor": 1.5}
 PHI4 = {
     "sliding_window": None,
     "original_max_position_embeddings": MAX_POSITIONS,
@@ -238,6 +239,7 @@ VARIANTS = (
     Variant("olmo3_stretched_global_layers", "olmo3", OLMO3),
     Variant("phi3_partial_longrope", "phi3", PHI4),
     Variant("qwen2_yarn", "qwen2", {"rope_parameters": YARN}),
+    Variant("qwen3_proportional", "qwen3", {"head_dim": 24, "rope_parameters": PROPORTIONAL}),
     Variant("mixtral_window", "mixtral", {"num_local_experts": 4, "sliding_window": 20}),
     Variant("qwen2_moe_shared", "qwen2_moe", {**OF_EXPERTS, **SHARED}),
     Variant(

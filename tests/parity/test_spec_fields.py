@@ -36,6 +36,7 @@ GPT = "gpt_oss_sinks"
 LLAMA, SPARSE_LLAMA = "llama4_chunks_and_temperature", "llama4_some_dense"
 DEEPSEEK_2, DEEPSEEK_3 = "deepseek_v2_groups", "deepseek_v3_biases"
 NEXT, NEXT_DENSE, QWEN3_5 = "qwen3_next_states", "qwen3_next_some_dense", "qwen3_5_states"
+PROPORTIONAL = "qwen3_proportional"
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 # Logprobs that are right are off by less than a hundredth of that.
 SEEN = 1e-2
@@ -181,6 +182,9 @@ def changed(config: ModelConfig, change: Callable[[Mixer], Mixer], unused: str |
         (QWEN3_5, of_delta_rows(beta="decay", decay="beta"), ""),
         (QWEN3_5, of_rope(dims=4), ""),
         (QWEN3_5, of_delta(query=StoredRows("model.layers.0.linear_attn.in_proj_qkv", 2, 160)), ""),
+        (PROPORTIONAL, of_rope(turning_pairs=12), ""),
+        (PROPORTIONAL, of_rope(factor=1.0), ""),
+        (PROPORTIONAL, of_rope(rope_type="default", dims=6), ""),
     ],
     ids=[
         *("score", "renormalizes", "scale", "correction", "groups", "chosen_groups", "top_k", "shared"),
@@ -192,6 +196,7 @@ def changed(config: ModelConfig, change: Callable[[Mixer], Mixer], unused: str |
         *("is_paired", "attention_factor", "no_rope", "yarn"),
         *("query", "gate", "beta", "decay_rate", "norm_eps", "norm_offset", "output_gate", "turning"),
         *("renormalizes_next", "plain_weights", "query_apart", "beta_apart", "turning_apart", "first_row"),
+        *("turning_pairs", "factor", "of_a_part"),
     ],
 )
 def test_a_field_that_is_dropped_moves_logprobs(

@@ -39,6 +39,9 @@ def read(parameters: dict[str, Any]) -> tuple[RopeSpec, LlamaConfig]:
         {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
         {**YARN, "factor": None},
         {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "proportional", "partial_rotary_factor": 0.3},
+        {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
+        {"rope_type": "proportional"},
     ],
 )
 def test_stretched_frequencies_and_magnitudes_are_those_of_transformers(parameters: dict[str, Any]) -> None:

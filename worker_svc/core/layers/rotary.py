@@ -41,6 +41,12 @@ def _linear(rope: RopeSpec, frequencies: Tensor, _max_model_len: int) -> Tensor:
     return frequencies / rope.factor
 
 
+def _proportional(rope: RopeSpec, frequencies: Tensor, _max_model_len: int) -> Tensor:
+    """Those of a whole head, of which the slow ones do not turn; of a part (`dims`) as many would be as of a head."""
+    slow = torch.arange(len(frequencies), device=frequencies.device) >= rope.turning_pairs
+    return (frequencies / rope.factor).masked_fill(slow, 0.0)
+
+
 def _dynamic(rope: RopeSpec, frequencies: Tensor, max_model_len: int) -> Tensor:
     """The base grows with the context, of which the longest counts: what is in the cache was turned by it, too."""
     original = rope.original_max_position_embeddings
@@ -88,6 +94,7 @@ def _longrope(rope: RopeSpec, frequencies: Tensor, max_model_len: int) -> Tensor
 _STRETCHES: Mapping[str, _Stretch] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,

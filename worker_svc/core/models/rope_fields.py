@@ -78,12 +78,17 @@ def read_rope(fields: Fields, head_dim: int, layer_type: str | None, **defaults:
     parameters = _parameters(fields, layer_type)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     kind = _OTHER_NAMES.get(kind, kind)
-    if kind not in _READERS:
-        raise unimplemented(f"rope type {kind!r} (there are: {', '.join(_READERS)})")
-    dims = _dims(parameters, head_dim, defaults.get("partial_rotary_factor"))
+    if kind not in _READERS and kind != "proportional":
+        raise unimplemented(f"rope type {kind!r} (there are: {', '.join(_READERS)}, proportional)")
+    share = _share(parameters, defaults.get("partial_rotary_factor"))
     theta = parameters.number("rope_theta", fields.positive("rope_theta", defaults.get("theta", 10000.0)))
+    is_paired = defaults.get("is_paired", False)
+    if kind == "proportional":
+        factor, pairs = parameters.number("factor", 1.0), int(share * head_dim // 2)
+        return RopeSpec(theta, rope_type=kind, is_paired=is_paired, factor=factor, turning_pairs=pairs)
+    dims = _dims(parameters, head_dim, share)
     more = _READERS[kind](parameters, dims or head_dim)
-    return RopeSpec(theta, rope_type=kind, dims=dims, is_paired=defaults.get("is_paired", False), **more)
+    return RopeSpec(theta, rope_type=kind, dims=dims, is_paired=is_paired, **more)
 
 
 def read_score_factor(fields: Fields, rope: RopeSpec) -> float:
@@ -113,21 +118,27 @@ def _parameters(fields: Fields, layer_type: str | None) -> _Parameters:
     return _Parameters(fields, field, told)
 
 
-def _dims(parameters: _Parameters, head_dim: int, default: float | None) -> int | None:
-    """Dimensions of a head that turn; None: all."""
-    own = parameters.fields.get("partial_rotary_factor")
-    told = parameters.get("partial_rotary_factor")
+def _share(parameters: _Parameters, default: float | None) -> float:
+    """The part of a head that turns."""
+    own, told = parameters.fields.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")
     share = default if (share := own if told is None else told) is None else share
     if share is None:
-        return None
+        return 1.0
     if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
         raise parameters.fields.wrong("partial_rotary_factor", f"must be a share of a head, got {share!r}")
+    return share
+
+
+def _dims(parameters: _Parameters, head_dim: int, share: float) -> int | None:
+    """Dimensions of a head that turn; None: all."""
+    if share == 1:
+        return None
     dims = int(head_dim * share)
     if dims < 2 or dims % 2:
         raise parameters.fields.wrong(
             "partial_rotary_factor", f"leaves {dims} dimensions, rotary embedding needs pairs"
         )
-    return None if dims == head_dim else dims
+    return dims
 
 
 def _default(_parameters: _Parameters, _dims: int) -> dict[str, Any]:

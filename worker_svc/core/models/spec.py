@@ -48,6 +48,7 @@ class RopeSpec:
     truncates: bool = True  # bounds of dimensions are whole numbers
     short_factors: tuple[float, ...] = ()  # of longrope, for each pair of dimensions, as the next
     long_factors: tuple[float, ...] = ()
+    turning_pairs: int = 0  # of proportional: the first ones of a head
 
 
 @dataclass(frozen=True, slots=True)
