@@ -14,6 +14,7 @@ def cohere(fields: ConfigFields) -> DecoderSpec:
 def cohere2(fields: ConfigFields) -> DecoderSpec:
     """Layers with a window are rotated, the others, one of four in most models, are not."""
     pattern = fields.count("sliding_window_pattern", 4)
+    _check_own_fields(fields, pattern)
     rope, window = fields.rope(is_paired=True), fields.count("sliding_window", 4096)
 
     def attend(number: int) -> AttentionSpec:
@@ -22,6 +23,18 @@ def cohere2(fields: ConfigFields) -> DecoderSpec:
         return attention(fields, number, **of_type, **_biases(fields))
 
     return _decoder(fields, [attend(number) for number in _layers(fields)])
+
+
+def _check_own_fields(fields: ConfigFields, pattern: int) -> None:
+    """What Cohere's own code read, where transformers has but one way."""
+    fields.must_be("layer_switch", "a layer without a window of each", pattern)
+    fields.must_be("order_of_interleaved_layers", "order of layers", "local_attn_first")
+    fields.must_be("position_embedding_type", "positions", "rope_gptj")
+    fields.must_be("rotary_pct", "the share of a head that is rotated", 1)
+    fields.must_be("use_gated_activation", "feed-forward with a gate", True)
+    fields.must_be("use_parallel_block", "blocks side by side", True)
+    fields.must_be("use_embedding_sharing", "a tied head", fields.flag("tie_word_embeddings", default=True))
+    fields.get("use_parallel_embedding")  # of ranks
 
 
 def _layers(fields: ConfigFields) -> range:

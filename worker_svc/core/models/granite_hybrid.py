@@ -26,6 +26,7 @@ def granite_hybrid(fields: ConfigFields) -> DecoderSpec:
         fields.get(field)
     fields.must_be("hidden_act", "activation function", "silu")
     fields.must_be("position_embedding_type", "positions", "rope", "nope")
+    fields.must_be("normalization_function", "norms", "rmsnorm")
     size, has_experts = fields.count("shared_intermediate_size"), bool(fields.get("num_local_experts"))
 
     def mlp(number: int) -> GatedMLPSpec | ExpertsSpec:

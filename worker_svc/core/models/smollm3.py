@@ -22,5 +22,6 @@ def smollm3(fields: ConfigFields) -> DecoderSpec:
         return pre_norm(fields, number, attend, gated_mlp(fields, number, has_bias=mlp_has_bias))
 
     fields.get("layer_types")  # without windows all are full
-    fields.get("sliding_window")
+    for field in ("sliding_window", "max_window_layers"):
+        fields.get(field)
     return decoder(fields, layer, ties_by_default=True)
