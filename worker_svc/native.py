@@ -12,6 +12,7 @@ from worker_svc.compute import choose_compute
 from worker_svc.core.causal_lm import CausalLM, reach_of
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group
+from worker_svc.core.formats.fp8_channel import kernels_have_fp8
 from worker_svc.core.formats.int4 import Int4Format
 from worker_svc.core.formats.stacked.fp4 import StackedFp4Format
 from worker_svc.core.kv_cache import KVCacheShape
@@ -99,6 +100,7 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
         chunk_graphs=options.chunk_graphs,
     )
     placement = replace(plain, operations=compute.operations)
+    _refuse_rounding(config, device)
     if source.budget is not None:
         source.budget.check_weights(num_weights_bytes(config, placement))
     model = CausalLM(config.decoder, placement, source.max_model_len)
@@ -146,6 +148,23 @@ def _operations(device: torch.device) -> Operations:
     from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
     return TritonOperations(device, packaged_lines(card_of(device)))
+
+
+def _is_rounded(config: ModelConfig) -> bool:
+    """Return whether weights are rounded to 8-bit floats when they are read (`--quantization fp8`)."""
+    return config.quantization is not None and isinstance(config.quantization.format, Fp8OnlineSpec)
+
+
+def _refuse_rounding(config: ModelConfig, device: torch.device) -> None:
+    """Refuse to round weights to what a card does not multiply: they would be widened at once.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT, naming the option.
+    """
+    if _is_rounded(config) and not kernels_have_fp8(device):
+        raise invalid(
+            "quantization is fp8, but this card has no 8-bit floats: Ada, Hopper and later have", "quantization"
+        )
 
 
 def num_weights_bytes(config: ModelConfig, placement: Placement) -> int:
@@ -210,6 +229,5 @@ def _tell_unused_kv_scales(options: RunnerOptions, placement: Placement) -> None
 
 def _precision(config: ModelConfig, shape: KVCacheShape) -> str:
     """Of weights, and of the cache where that is another."""
-    is_online = config.quantization is not None and isinstance(config.quantization.format, Fp8OnlineSpec)
-    weights = f"{shape.dtype} fp8" if is_online else str(shape.dtype)
+    weights = f"{shape.dtype} fp8" if _is_rounded(config) else str(shape.dtype)
     return weights if shape.scales is None else f"{weights}, KV {shape.kept_dtype}"

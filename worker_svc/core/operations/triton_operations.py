@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
-from worker_svc.core.formats.fp8_channel import Fp8Channel, kernels_have_fp8
+from worker_svc.core.formats.fp8_channel import Fp8Channel, Fp8ChannelFormat, kernels_have_fp8
 from worker_svc.core.formats.fp8_groups import Fp8Groups, Fp8GroupsFormat
 from worker_svc.core.formats.int4 import Int4, Int4Format
 from worker_svc.core.formats.interface import Format
@@ -46,6 +46,8 @@ class TritonOperations:
 
     def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
         """Implement `Operations.multiplies`."""
+        if isinstance(form, Fp8ChannelFormat):
+            return Fp8Channel in self._multipliers
         if not isinstance(form, Int4Format | Fp8GroupsFormat):
             return True
         multiplier = self._grouped.get(Int4 if isinstance(form, Int4Format) else Fp8Groups)

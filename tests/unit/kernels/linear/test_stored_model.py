@@ -4,11 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import VARIANTS, save_checkpoint
 from kernel_inputs import DEVICE
 from plans import drive_few_and_many_rows
 from quantized import BY_NAME, save_quantized
 
+from contract.domain.errors import ErrorCode, PenstockError
+from worker_svc import native
+from worker_svc.core.operations import triton_operations
 from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
 
@@ -51,3 +55,27 @@ def test_weights_as_they_are_stored_give_what_widened_ones_give(
     assert sizes_of_weights[1] < sizes_of_weights[0]
     events = [(each.message, each.__dict__["to"]) for each in caplog.records if hasattr(each, "to")]
     assert events == [("weights widened", "float16"), ("weights converted", kept)]
+
+
+@pytest.mark.parametrize("format_", ["fp8_tokens", "fp8_tensor_static", "fp8_block_published"])
+def test_8_bit_floats_are_widened_and_that_is_told_where_a_card_has_none(
+    format_: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(triton_operations, "kernels_have_fp8", lambda _: False)
+    sizes = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 256}
+    save_checkpoint(tmp_path / "whole", replace(VARIANT, options={**VARIANT.options, **sizes}))
+    save_quantized(tmp_path / "whole", tmp_path / "stored", BY_NAME[format_])
+    options = RunnerOptions(str(tmp_path / "stored"), device="cpu", dtype="float16", num_blocks=50, attention="triton")
+    load_runner(options, lambda: 0).close()
+    events = [(each.message, each.__dict__["to"]) for each in caplog.records if hasattr(each, "to")]
+    assert events == [("weights widened", "float16")]
+
+
+def test_rounding_to_8_bits_is_refused_where_a_card_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "kernels_have_fp8", lambda device: device != torch.device("cpu"))
+    save_checkpoint(tmp_path, VARIANT)
+    options = RunnerOptions(str(tmp_path), device="cpu", dtype="float16", num_blocks=50, quantization="fp8")
+    with pytest.raises(PenstockError, match="has no 8-bit floats") as caught:
+        load_runner(options, lambda: 0)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, "quantization")
