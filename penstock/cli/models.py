@@ -63,7 +63,7 @@ _PROOF_OF_FORMATS = (
     "bits and blocks of 8 are widened, too, where no kernel multiplies them: on other cards and on CPUs, in float32, "
     "of layers whose inputs or outputs no tile divides (128 and 64), and of ranks that part a group. Experts of 8-bit "
     "floats (blocks, too) and of MXFP4 are multiplied as they are stored, with inputs in the model's dtype, where "
-    "kernels compute. An 8-bit cache's scales are left out, with a warning."
+    "kernels compute. Scales of an 8-bit cache are used with --kv-cache-dtype fp8, else left out with a warning."
 )
 
 

@@ -64,5 +64,4 @@ def _deepseek(
         )
 
     ahead = tuple(f"model.layers.{num_layers + each}." for each in range(num_ahead))
-    ahead = tuple(f"model.layers.{num_layers + each}." for each in range(num_ahead))
     return decoder(fields, layer, unused_prefixes=ahead)
