@@ -108,8 +108,9 @@ def _families() -> Iterator[tuple[str, str]]:
         module = inspect.getmodule(family)
         told = inspect.getdoc(module) if module is not None else None
         yield architecture, " ".join((told or "").split())
-    for architecture, (text, _) in sorted(TEXTS.items()):
-        yield architecture, f"Of several media: its text is served, by {text}; images and the like are refused."
+    for architecture, texts in sorted(TEXTS.items()):
+        by = " or ".join(dict.fromkeys(texts.values()))
+        yield architecture, f"Of several media: its text is served, by {by}; images and the like are refused."
 
 
 def _table(title: str, rows: Iterator[tuple[str, str]]) -> Table:

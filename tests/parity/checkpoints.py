@@ -30,6 +30,7 @@ _FAMILIES = {
     "llama": "Llama",
     "llama4": "Llama4",
     "ministral": "Ministral",
+    "ministral3": "Ministral3",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
     "olmo2": "Olmo2",
@@ -95,6 +96,17 @@ OLMO3 = {
     "sliding_window": 20,
     "layer_types": [LOCAL, FULL, LOCAL],
     "rope_parameters": {LOCAL: {"rope_type": "default", "rope_theta": 10000.0}, FULL: YARN},
+}
+GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
 }
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 0.25, "factor": 1.5}
 PHI4 = {
@@ -222,6 +234,7 @@ VARIANTS = (
     Variant("olmo2_norms_after", "olmo2"),
     Variant("olmo2_biases", "olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
     Variant("mistral_short_window", "mistral", {"sliding_window": 20}),
+    Variant("ministral3_growing_queries", "ministral3", {"head_dim": 24, "rope_parameters": GROWING}),
     Variant("ministral_windows_of_some_layers", "ministral", {**WINDOWS, "head_dim": 24}),
     Variant("gemma_tied", "gemma", {"head_dim": 24}),
     Variant("gemma2_caps_and_windows", "gemma2", GEMMA2),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from byte_tokenizer import write_tokenizer
-from checkpoints import COMMON, GEMMA3, LLAMA4, OF_EXPERTS, OF_QWEN3_5, SHARED, with_random_weights
+from checkpoints import COMMON, GEMMA3, GROWING, LLAMA4, OF_EXPERTS, OF_QWEN3_5, SHARED, with_random_weights
 from plans import drive
 from test_runner_parity import assert_like_reference, greedy, load
 from transformers import PreTrainedModel
@@ -64,13 +64,13 @@ WHOLES: dict[str, tuple[Fields, Fields, Fields]] = {
 }
 
 
-def save_whole(directory: Path, name: str) -> PreTrainedModel:
+def save_whole(directory: Path, name: str, **of_text: Any) -> PreTrainedModel:
     text, other, rest = WHOLES[name]
     config_class, model_class = (
         getattr(transformers, f"{name}{end}") for end in ("Config", "ForConditionalGeneration")
     )
     torch.manual_seed(0)
-    config = config_class(text_config={**COMMON, **text}, vision_config=other, **rest)
+    config = config_class(text_config={**COMMON, **text, **of_text}, vision_config=other, **rest)
     config._attn_implementation = config.text_config._attn_implementation = "eager"
     model = with_random_weights(model_class(config))
     model.save_pretrained(directory)
@@ -97,6 +97,13 @@ def test_tokens_and_logprobs_are_those_of_the_whole(
     assert f"{name}ForConditionalGeneration" in vars(said)["reason"]
     sequences = greedy(8)
     drive(loaded.runner, sequences, chunk=64, window=2, stagger=1)
+    assert_like_reference(model, sequences)
+
+
+def test_the_text_of_ministral_3_is_served_by_its_own_family(tmp_path: Path) -> None:
+    model = save_whole(tmp_path, "Mistral3", model_type="ministral3", rope_parameters=GROWING)
+    sequences = greedy(8)
+    drive(load(tmp_path).runner, sequences, chunk=64, window=2, stagger=1)
     assert_like_reference(model, sequences)
 
 
@@ -140,8 +147,8 @@ def test_what_published_texts_of_gemma_3_leave_out_is_as_its_class_has_it(tmp_pa
 def test_a_text_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     save_whole(tmp_path, "Mistral3")
     text = json.loads((tmp_path / "config.json").read_text())["text_config"]
-    change(tmp_path, text_config={**text, "model_type": "ministral3"})
-    with pytest.raises(PenstockError, match="Mistral3ForConditionalGeneration whose text is ministral3"):
+    change(tmp_path, text_config={**text, "model_type": "mistral4"})
+    with pytest.raises(PenstockError, match="Mistral3ForConditionalGeneration whose text is mistral4"):
         load(tmp_path)
 
 

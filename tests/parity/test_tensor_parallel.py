@@ -32,7 +32,14 @@ NAMES = (
     *("mixtral_window", "qwen2_moe_shared", "glm4_moe_groups_and_correction", "granite_moe_stacked", "gpt_oss_sinks"),
     *("deepseek_v2_whole_queries", "deepseek_v3_biases", "llama4_chunks_and_temperature", "llama4_some_dense"),
     *("qwen3_next_states", "qwen3_next_some_dense", "qwen3_5_states", "qwen3_5_moe_states"),
-    *("mistral_short_window", "ministral_windows_of_some_layers", "phi3_packed", "granite_biases", "olmo2_biases"),
+    *(
+        "mistral_short_window",
+        "ministral3_growing_queries",
+        "ministral_windows_of_some_layers",
+        "phi3_packed",
+        "granite_biases",
+        "olmo2_biases",
+    ),
     *("gemma_tied", "gemma3_two_ropes", "cohere_side_by_side", "glm_half_turns", "smollm3_some_not_rotated"),
     *("exaone4_windows", "seed_oss_biases", "qwen3_moe_one_dense_layer", "olmoe", "granite_hybrid_experts"),
 )

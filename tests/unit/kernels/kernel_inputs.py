@@ -131,7 +131,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     chunk: int | None = None,
-    temperature: tuple[int, float] = (0, 0.0),
+    temperature: tuple[int, float, int] = (0, 0.0, 0),
 ) -> Tensor:
     """query [tokens, num_heads, head_dim] from position `first` on over [context, num_kv_heads, head_dim], causally."""
     group = query.shape[1] // keys.shape[1]
@@ -139,9 +139,9 @@ def attend(
     scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * query.shape[-1] ** -0.5
     places, last = (torch.arange(len(each), device=keys.device) for each in (keys, query))
     last = first + last[:, None]
-    floor_scale, attn_scale = temperature
+    floor_scale, attn_scale, first = temperature
     if floor_scale:
-        scores = scores * (1 + attn_scale * ((last + 1) // floor_scale).double().log1p())
+        scores = scores * (1 + attn_scale * ((last + first) // floor_scale).double().log1p())
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     seen = places <= last
     if window is not None:

@@ -255,7 +255,7 @@ class TorchStepAttention:
 
 def _tempered(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
     """The factors f32[tokens, 1, 1] of queries at positions i64[tokens]."""
-    steps = (positions + 1) // temperature.floor_scale
+    steps = (positions + temperature.first) // temperature.floor_scale
     return (1.0 + temperature.attn_scale * steps.float().log1p()).view(-1, 1, 1)
 
 

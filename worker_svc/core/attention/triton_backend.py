@@ -337,7 +337,7 @@ class TritonStepAttention:
         return out
 
 
-def _temperature(kind: AttentionKind) -> tuple[int, float]:
+def _temperature(kind: AttentionKind) -> tuple[int, float, int]:
     """As kernels take it."""
     tempered = kind.temperature
-    return (tempered.floor_scale, tempered.attn_scale) if tempered is not None else (0, 0.0)
+    return (tempered.floor_scale, tempered.attn_scale, tempered.first) if tempered is not None else (0, 0.0, 0)

@@ -6,8 +6,8 @@ from typing import Any
 
 from contract.domain.errors import ErrorCode, PenstockError, unimplemented
 from worker_svc.core.models.neutral_fields import says_nothing
-from worker_svc.core.models.rope_fields import read_rope, read_score_factor
-from worker_svc.core.models.spec import RopeSpec
+from worker_svc.core.models.rope_fields import read_rope, read_score_factor, read_temperature
+from worker_svc.core.models.spec import RopeSpec, TemperatureSpec
 
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
 LINEAR = "linear_attention"  # a state instead of keys and values
@@ -142,6 +142,10 @@ class ConfigFields:
     def score_factor(self, rope: RopeSpec) -> float:
         """The factor of scores that goes with a rotation; see `read_score_factor`."""
         return read_score_factor(self, rope)
+
+    def temperature(self) -> TemperatureSpec:
+        """How queries grow with their position; see `read_temperature`."""
+        return read_temperature(self)
 
     def rope_of_type(self, layer_type: str, *, local_theta: float, theta: float) -> RopeSpec:
         """The rotation of a layer where each type has its own: as transformers 5 writes it, or, before that, one base

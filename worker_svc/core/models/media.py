@@ -8,15 +8,15 @@ from typing import Any
 
 from contract.domain.errors import unimplemented
 
-# By architecture of the whole: that of its text, and the model types that its `text_config` may have.
-TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", ("gemma3_text",)),
-    "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", ("llama4_text",)),
-    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", ("mistral",)),
-    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", ("qwen2_5_vl", "qwen2_5_vl_text")),
-    "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", ("qwen3_vl_text",)),
-    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", ("qwen3_5_text",)),
-    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", ("qwen3_5_moe_text",)),
+# By architecture of the whole: that of its text, by the model types that its `text_config` may have.
+TEXTS: dict[str, dict[str, str]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
+    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+    "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl": "Qwen2ForCausalLM", "qwen2_5_vl_text": "Qwen2ForCausalLM"},
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
 }
 # Fields of the whole that say how other media are read.
 _OF_OTHERS = (
@@ -41,14 +41,14 @@ def text_fields(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
     whole = names[0] if isinstance(names, list) and names else None
     if not isinstance(whole, str) or whole not in TEXTS:
         return None
-    architecture, model_types = TEXTS[whole]
+    architectures = TEXTS[whole]
     text = fields.get("text_config", {"model_type": fields.get("model_type")})  # older files have the text's beside
     model_type = text.get("model_type") if isinstance(text, Mapping) else None
-    if model_type not in model_types:
-        raise unimplemented(f"{whole} whose text is {model_type} (text_config) and not {' or '.join(model_types)}")
+    if model_type not in architectures:
+        raise unimplemented(f"{whole} whose text is {model_type} (text_config) and not {' or '.join(architectures)}")
     own = {name: value for name, value in fields.items() if name != "text_config" and not name.startswith(_OF_OTHERS)}
     both = {name: own[name] for name in _OF_BOTH if name in own}
-    merged = {**own, **text, **both, "architectures": [architecture]}
+    merged = {**own, **text, **both, "architectures": [architectures[model_type]]}
     if isinstance(stored := merged.get("quantization_config"), Mapping):
         merged["quantization_config"] = {
             **stored,

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from contract.domain.errors import PenstockError, unimplemented
-from worker_svc.core.models.spec import RopeSpec
+from worker_svc.core.models.spec import RopeSpec, TemperatureSpec
 
+SCALING_BETA = "llama_4_scaling_beta"
 _OTHER_NAMES = {"su": "longrope", "mrope": "default"}  # the last rotates by several positions, which a text has in one
 # Of all kinds; some checkpoints carry those of another kind than theirs.
 _KNOWN = frozenset(
@@ -70,12 +71,13 @@ def read_rope(fields: Fields, head_dim: int, layer_type: str | None, **defaults:
         fields: of the model.
         head_dim: dimensions of a head.
         layer_type: such as `sliding_attention`.
-        defaults: `theta` and `partial_rotary_factor` where the configuration says nothing; `is_paired`.
+        defaults: `theta` and `partial_rotary_factor` where the configuration says nothing; `is_paired`; `also`, names
+            of parameters that are read elsewhere.
 
     Raises:
         PenstockError: UNIMPLEMENTED, naming the kind; INTERNAL (the operator's fault), naming the field.
     """
-    parameters = _parameters(fields, layer_type)
+    parameters = _parameters(fields, layer_type, *defaults.get("also", ()))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     kind = _OTHER_NAMES.get(kind, kind)
     if kind not in _READERS and kind != "proportional":
@@ -103,7 +105,18 @@ def read_score_factor(fields: Fields, rope: RopeSpec) -> float:
     return _magnitude(rope.factor, parameters.number("mscale_all_dim")) ** 2
 
 
-def _parameters(fields: Fields, layer_type: str | None) -> _Parameters:
+def read_temperature(fields: Fields) -> TemperatureSpec:
+    """How queries grow with their position, where a rotation's parameters say so (`SCALING_BETA`).
+
+    Raises:
+        PenstockError: INTERNAL (the operator's fault), naming the field.
+    """
+    parameters = _parameters(fields, None, SCALING_BETA)
+    scale = int(parameters.number("original_max_position_embeddings"))
+    return TemperatureSpec(scale, parameters.number(SCALING_BETA), first=0)
+
+
+def _parameters(fields: Fields, layer_type: str | None, *also: str) -> _Parameters:
     """Those of the layers of a type, where each has its own."""
     scaling, new = fields.get("rope_scaling"), fields.get("rope_parameters")
     field = "rope_scaling" if scaling else "rope_parameters"
@@ -113,7 +126,7 @@ def _parameters(fields: Fields, layer_type: str | None) -> _Parameters:
     if not isinstance(told, Mapping):
         raise fields.wrong(field, f"must be an object, got {told!r}")
     for name, value in told.items():
-        if name not in _KNOWN and value is not None:
+        if name not in _KNOWN and name not in also and value is not None:
             raise unimplemented(f"rotary embedding with {name} ({field})")
     return _Parameters(fields, field, told)
 

@@ -54,11 +54,12 @@ class RopeSpec:
 @dataclass(frozen=True, slots=True)
 class TemperatureSpec:
     """Queries that grow with their position, so that long contexts do not flatten the softmax (Nakanishi, 2025):
-    multiplied by 1 + attn_scale * log(1 + (position + 1) // floor_scale).
+    multiplied by 1 + attn_scale * log(1 + (position + first) // floor_scale).
     """
 
     floor_scale: int  # tokens
     attn_scale: float
+    first: int = 1  # what positions are counted from: 0 or 1
 
 
 @dataclass(frozen=True, slots=True)

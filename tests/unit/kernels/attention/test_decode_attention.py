@@ -33,7 +33,7 @@ def check(
     softcap: float | None = None,
     has_sinks: bool = False,
     chunk: int | None = None,
-    temperature: tuple[int, float] = (0, 0.0),
+    temperature: tuple[int, float, int] = (0, 0.0, 0),
     dtype: torch.dtype = DTYPE,
 ) -> None:
     count, bounds = len(past), {"window": window, "chunk": chunk}
@@ -113,9 +113,9 @@ def test_a_chunk_is_that_of_the_new_token(chunk: int) -> None:
 
 
 def test_queries_grow_with_their_position() -> None:
-    check([0, 6, 7, 8, 70], temperature=(8, 0.5))
-    check([40, 5], temperature=(3, 1.0), softcap=2.0, has_norms=False, hidden_size=96)
-    check([3 * each for each in range(40)], num_heads=2, num_kv_heads=1, temperature=(16, 0.3))
+    check([0, 6, 7, 8, 70], temperature=(8, 0.5, 1))
+    check([40, 5], temperature=(3, 1.0, 0), softcap=2.0, has_norms=False, hidden_size=96)
+    check([3 * each for each in range(40)], num_heads=2, num_kv_heads=1, temperature=(16, 0.3, 1))
 
 
 def test_scores_are_capped_and_seen_within_a_window() -> None:
@@ -201,7 +201,7 @@ def test_tiles_that_are_padded_fit_a_hopper_and_are_read_ahead(
 def launch_chunked_decode() -> None:
     for count in (1, 16, 200):  # by few splits that begin early, by more, by none
         launch_decode(128, count, chunk=8192)
-        launch_decode(128, count, temperature=(8192, 0.1))
+        launch_decode(128, count, temperature=(8192, 0.1, 1))
 
 
 def test_chunks_and_growing_queries_compile_for_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:

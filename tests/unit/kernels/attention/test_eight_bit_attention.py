@@ -106,7 +106,7 @@ def test_contexts_are_cut_into_splits(monkeypatch: pytest.MonkeyPatch, splits: i
     monkeypatch.setattr(module, "find_cut", lambda *_: ContextCut(splits, 20, 16, 3, 2, None, ahead=ahead))
     check_decode([0, 1, 15, 16, 17, 70])
     check_decode([40, 5], window=9, softcap=2.0)
-    check_decode([40, 5], chunk=20, temperature=(8, 0.3))
+    check_decode([40, 5], chunk=20, temperature=(8, 0.3, 1))
 
 
 @needs_eight_bits

@@ -43,7 +43,7 @@ def check(
     softcap: float | None = None,
     has_sinks: bool = False,
     chunk: int | None = None,
-    temperature: tuple[int, float] = (0, 0.0),
+    temperature: tuple[int, float, int] = (0, 0.0, 0),
     attends: Callable[..., None] = prefill_attention,
 ) -> None:
     sinks = randn(num_heads, seed=7, scale=2.0) if has_sinks else None
@@ -111,8 +111,8 @@ def test_each_query_sees_its_own_chunk(chunk: int) -> None:
 
 
 def test_queries_grow_with_their_position() -> None:
-    check([30, 0], [40, 9], temperature=(8, 0.5))
-    check([30, 0], [140, 9], temperature=(3, 1.0), softcap=2.0, has_norms=False)
+    check([30, 0], [40, 9], temperature=(8, 0.5, 1))
+    check([30, 0], [140, 9], temperature=(3, 1.0, 0), softcap=2.0, has_norms=False)
 
 
 def test_scores_are_capped_within_a_window_or_without() -> None:
@@ -138,7 +138,7 @@ def launch_prefill(**kind: Any) -> None:
 
 def launch_chunked_prefill() -> None:
     launch_prefill(chunk=8192)
-    launch_prefill(temperature=(8192, 0.1))
+    launch_prefill(temperature=(8192, 0.1, 1))
 
 
 def test_tiles_that_are_padded_fit_a_hopper_and_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

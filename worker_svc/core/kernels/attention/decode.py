@@ -63,12 +63,12 @@ class DecodeAttention:
         softcap: float | None = None,
         has_sinks: bool = False,
         chunk: int | None = None,
-        temperature: tuple[int, float] = (0, 0.0),
+        temperature: tuple[int, float, int] = (0, 0.0, 0),
         has_scales: bool = False,
     ) -> None:
         """`scale`: of scores; `window`: tokens that are seen, the new one included; `softcap`: scores are softcap *
         tanh(score / softcap); `has_sinks`: `attend` is given some; `chunk`: contexts are cut into so many tokens, of
-        which the new one sees its own; `temperature`: the (floor_scale, attn_scale) of `tempered`, (0, 0.0): none;
+        which the new one sees its own; `temperature`: the (floor_scale, attn_scale, first) of `tempered`, of 0: none;
         `has_scales`: keys and values are kept as 8-bit floats.
         """
         device = rotary.device
@@ -237,6 +237,7 @@ class DecodeAttention:
             CHUNK=self._chunk,
             FLOOR_SCALE=self._temperature[0],
             ATTN_SCALE=self._temperature[1],
+            FIRST=self._temperature[2],
             SOFTCAP=self._softcap,
             SINKS=sinks is not None,
             DEPENDENT=self._dependent,

@@ -109,8 +109,9 @@ def attend_splits(
     AHEAD: tl.constexpr,  # past keys and values before the kernel ahead has ended: 0 none, 1 one tile, 2 all stages
     WINDOW: tl.constexpr,  # tokens that are seen, the new one included; 0: all
     CHUNK: tl.constexpr,  # contexts are cut into so many tokens, of which the new one sees its own; 0: none
-    FLOOR_SCALE: tl.constexpr,  # see `tempered`, as the next
+    FLOOR_SCALE: tl.constexpr,  # see `tempered`, as the next two
     ATTN_SCALE: tl.constexpr,
+    FIRST: tl.constexpr,
     SOFTCAP: tl.constexpr,  # of scores, to the base of 2; 0: none
     SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -133,7 +134,7 @@ def attend_splits(
     past = context - 1
     block = tl.load(table + past // BLOCK_SIZE)
     unseen = _unseen(context, WINDOW, CHUNK)
-    scale = tempered(scale, past, FLOOR_SCALE, ATTN_SCALE)
+    scale = tempered(scale, past, FLOOR_SCALE, ATTN_SCALE, FIRST)
     seen = past - unseen
     wanted = tl.minimum(max_splits, tl.maximum(1, (seen + SPLIT_T - 1) // SPLIT_T))
     length = tl.maximum(1, (seen + wanted * BLOCK_T - 1) // (wanted * BLOCK_T)) * BLOCK_T

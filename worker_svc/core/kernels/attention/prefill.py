@@ -51,8 +51,9 @@ def _prefill_attention(
     STAGES: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees, itself included; 0: all before it
     CHUNK: tl.constexpr,  # contexts are cut into so many tokens, of which a query sees its own; 0: none
-    FLOOR_SCALE: tl.constexpr,  # see `tempered`, as the next
+    FLOOR_SCALE: tl.constexpr,  # see `tempered`, as the next two
     ATTN_SCALE: tl.constexpr,
+    FIRST: tl.constexpr,
     SOFTCAP: tl.constexpr,  # of scores, to the base of 2; 0: none
     SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -74,7 +75,7 @@ def _prefill_attention(
         return
     q = load(qkv_ptr + rows[:, None] * row_stride + head * D + dims[None, :], dims[None, :], D, is_row)
     if FLOOR_SCALE > 0:
-        scale = tempered(scale, first + m, FLOOR_SCALE, ATTN_SCALE)[:, None]
+        scale = tempered(scale, first + m, FLOOR_SCALE, ATTN_SCALE, FIRST)[:, None]
     kv_head = head // G
     keys = keys_ptr + kv_head * head_stride + dims[:, None]
     values = values_ptr + kv_head * head_stride + dims[None, :]
@@ -166,7 +167,7 @@ def prefill_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     chunk: int | None = None,
-    temperature: tuple[int, float] = (0, 0.0),
+    temperature: tuple[int, float, int] = (0, 0.0, 0),
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Causal attention (Dao, FlashAttention-2, 2023) of the tiles' rows, into their rows of `out`.
@@ -176,7 +177,7 @@ def prefill_attention(
     `scale`: of scores; `window`: tokens that a query sees, itself included; `softcap`: scores are softcap *
     tanh(score / softcap); `sinks` [num_heads]: scores that take part in each head's softmax and have no value;
     `chunk`: contexts are cut into so many tokens, of which a query sees its own; `temperature`: the (floor_scale,
-    attn_scale) of `tempered`, (0, 0.0): none; `scales`: of keys and values that are kept as 8-bit floats.
+    attn_scale, first) of `tempered`, of 0: none; `scales`: of keys and values that are kept as 8-bit floats.
     """
     head_dim = keys.shape[-1]
     num_heads = out.shape[1] // head_dim
@@ -211,6 +212,7 @@ def prefill_attention(
         CHUNK=chunk or 0,
         FLOOR_SCALE=temperature[0],
         ATTN_SCALE=temperature[1],
+        FIRST=temperature[2],
         SOFTCAP=(softcap or 0.0) * _LOG2E,
         SINKS=sinks is not None,
         DEPENDENT=dependent,
