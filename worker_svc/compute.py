@@ -89,9 +89,9 @@ class TorchCompute:
 
     name = "torch"
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, device: torch.device | None = None) -> None:
         self.reason = reason
-        self.operations: Operations = TorchOperations()
+        self.operations: Operations = TorchOperations(device)
 
     def make_runner(
         self,
@@ -266,7 +266,7 @@ def choose_compute(
             _log.warning(
                 "no kernels for this model: torch computes it, several times slower", extra={"reason": choice.reason}
             )
-        return TorchCompute(choice.reason)
+        return TorchCompute(choice.reason, device)
     lines = find_lines(device, tuning)
     packages = ThreadPoolExecutor(1, "packages")  # one after the other: they import much of the same
     flash = _look_for_flash_attention(prefill, device, shape, num_heads, packages)

@@ -56,6 +56,7 @@ class NativeLoader:
     def describe(self, options: RunnerOptions, device: torch.device) -> ModelDescription:
         """Implement `Loader.describe`."""
         config, group = self._config, Group(options.rank, options.world_size)
+        _refuse_rounding(config, device)
         dtype = choose_dtype(options.dtype, config.dtype, device)
         operations = _operations(device)
         plain = Placement(torch.device("meta"), dtype, group, operations, config.quantization)
@@ -72,6 +73,7 @@ class NativeLoader:
 
 def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
     options, device = source.options, source.device
+    _refuse_rounding(config, device)
     dtype = choose_dtype(options.dtype, config.dtype, device)
     plain = Placement(device, dtype, source.group, quantization=config.quantization)
     attention = config.attention
@@ -100,7 +102,6 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
         chunk_graphs=options.chunk_graphs,
     )
     placement = replace(plain, operations=compute.operations)
-    _refuse_rounding(config, device)
     if source.budget is not None:
         source.budget.check_weights(num_weights_bytes(config, placement))
     model = CausalLM(config.decoder, placement, source.max_model_len)
@@ -144,7 +145,7 @@ def _kv_scales(source: ModelSource, config: ModelConfig) -> KVScales | None:
 def _operations(device: torch.device) -> Operations:
     """Those that would compute there, unless other ones are asked for."""
     if device.type != "cuda":
-        return TorchOperations()
+        return TorchOperations(device)
     from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
     return TritonOperations(device, packaged_lines(card_of(device)))

@@ -28,9 +28,7 @@ _ENCODERS = (
     "within the model's positions and the tokens of a step; nothing is generated. Their classifiers with one label are "
     "cross-encoders: they score pairs of texts."
 )
-_KEPT = (
-    "multiplied as stored, on cards before Ada widened; inputs are rounded for each token, if the checkpoint rounds any"
-)
+_KEPT = "multiplied as stored, inputs rounded for each token, if the checkpoint rounds any; on cards before Ada widened"
 _WIDENED = "widened to the model's dtype while it is read"
 _INT4 = "multiplied as stored on a Hopper (groups of 16, 32, 64 or a multiple of 128 inputs); experts are widened"
 _BLOCKS = "multiplied as stored on a Hopper (blocks of a multiple of 64 inputs); inputs are not rounded"
@@ -45,15 +43,14 @@ _FORMATS = (
     ("awq", f"4 bits, in the layout gemm: {_INT4}"),
     ("gptq", f"4 bits, both layouts of zeros: {_INT4}; 8 bits, or inputs in any order (desc_act): {_WIDENED}"),
     ("mxfp4", "experts of gpt-oss as published: multiplied as stored"),
-    ("--kv-cache-dtype fp8", "keys and values in 8-bit floats, with the checkpoint's scales or 1; from Ada on"),
-    ("--quantization fp8", f"a dense checkpoint, rounded to 8-bit floats with a scale for each output: {_KEPT}"),
+    ("--quantization fp8", "a dense checkpoint, rounded to 8-bit floats with a scale for each output; from Ada on"),
 )
 _PROOF = (
     "Each family's tokens and log-probabilities equal those of transformers' own class in fp32, eager, on tiny "
     "checkpoints with random weights: through chunks, mixed batches, preemption and the prefix cache "
-    "(tests/parity); another value of any field of its specification is seen there; one checkpoint of each on two "
-    "ranks, some of each kind in half precision on a GPU. Published configurations are read; no weights were at "
-    "hand. What a config.json says and a family does not read is refused by its name before weights are read."
+    "(tests/parity); other values of the fields of its specification are seen there; one checkpoint of each on two "
+    "ranks, some of each kind in half precision on a GPU. Excerpts of published configurations are read; no weights "
+    "were at hand. What a config.json says and a family does not read is refused by its name before weights are read."
 )
 _PROOF_OF_FORMATS = (
     "Each format equals the weights that plain arithmetic makes of it, on one rank and on two and three, merged and "

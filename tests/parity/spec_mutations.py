@@ -1,4 +1,6 @@
-"""Every field of a specification with another value: where it says something of the model, its logprobs move."""
+"""The fields of a specification, one after the other with another value: its logprobs move. Rows of stored tensors are
+changed by putting one in another's place.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -112,8 +114,11 @@ def _of_attention(spec: AttentionSpec) -> Iterator[tuple[str, Mixer]]:
         yield "window", replace(spec, window=None if spec.window else 20)
     if spec.window is not None:
         yield "window+1", replace(spec, window=spec.window + 1)
-    if spec.temperature is not None:
+    if (grown := spec.temperature) is not None:
         yield "temperature", replace(spec, temperature=None)
+        yield "temperature.floor_scale", replace(spec, temperature=replace(grown, floor_scale=grown.floor_scale - 3))
+        yield "temperature.attn_scale", replace(spec, temperature=replace(grown, attn_scale=grown.attn_scale * 2))
+        yield "temperature.first", replace(spec, temperature=replace(grown, first=1 - grown.first))
     if spec.sinks is not None:
         yield "sinks", replace(spec, sinks=None)
     if spec.gate is not None:

@@ -1,5 +1,5 @@
-"""No field of a family's specification can have another value unseen: logprobs move away from transformers', or the
-checkpoint is refused.
+"""Fields of every family's specification (`spec_mutations`) cannot have another value unseen: logprobs move away from
+transformers', or there is no such model.
 """
 
 import re
@@ -50,6 +50,7 @@ class Model:
         self._theirs = save_checkpoint(folder, variant)
         self._options = RunnerOptions(str(folder), device="cpu", dtype="float32", max_num_seqs=1, num_blocks=64)
         self._monkeypatch = monkeypatch
+        self.num_impossible = 0
         self.config = read_model_config(read_checkpoint(folder))
 
     def error(self, config: ModelConfig) -> float:
@@ -79,6 +80,7 @@ class Model:
                     return True
                 decoder = replace(decoder, unused_prefixes=(*decoder.unused_prefixes, left_out[1]))
             except (AssertionError, RuntimeError):  # such a model there is not
+                self.num_impossible += 1
                 return True
 
 
@@ -94,15 +96,17 @@ def _one_thread() -> Iterator[None]:
 def test_another_value_of_any_field_is_seen(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: set[str] = set()
     unseen = []
+    num_impossible = 0
     for variant in (variant for variant in VARIANTS if variant.family == family):
         model = Model(tmp_path / variant.name, variant, monkeypatch)
         assert model.error(model.config) < RIGHT
-        assert not model.is_seen(model.config)
         for field, decoder in mutations(model.config.decoder):
             if field in done or says_nothing(variant, field):
                 continue
             done.add(field)
             if not model.is_seen(replace(model.config, decoder=decoder)):
                 unseen.append((variant.name, field))
+        num_impossible += model.num_impossible
     assert unseen == []
     assert len(done) > 15
+    assert num_impossible <= len(done) / 4, "most are models, whose logprobs were compared"

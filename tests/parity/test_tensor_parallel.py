@@ -43,6 +43,8 @@ NAMES = (
     *("gemma_tied", "gemma3_two_ropes", "cohere_side_by_side", "glm_half_turns", "smollm3_some_not_rotated"),
     *("exaone4_windows", "seed_oss_biases", "qwen3_moe_one_dense_layer", "olmoe", "granite_hybrid_experts"),
 )
+# Of one token of a prompt another is as likely up to rounding (3e-6 in logprobs), and its rank may be off by one.
+OF_NEAR_TIES = ("ministral_windows_of_some_layers",)
 LIMIT_S = 1200
 OPENS, CLOSES = 1, 2  # tokens that no prompt has otherwise
 BY_NAME = {variant.name: variant for variant in VARIANTS}
@@ -106,6 +108,10 @@ def ranks() -> Iterator[Ranks]:
     made.close()
 
 
+def test_every_family_is_compared() -> None:
+    assert {BY_NAME[name].family for name in NAMES} == {variant.family for variant in VARIANTS}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path, ranks: Ranks) -> None:
     save_checkpoint(tmp_path / "model", BY_NAME[name])
@@ -165,18 +171,14 @@ def assert_two_ranks_like_one(
     numbers = layers_of_a_block(tmp_path / "model") * 16 * numbers_of_a_token(BY_NAME[name].options)
     assert num_blocks == min(kv_bytes // (numbers * item_bytes), 9 * MAX_POSITIONS // 16)
     for sequence, (output, logprobs, of_prompt) in zip(expected, outputs, strict=True):
-        assert_values_alike(of_prompt, prompt_values(sequence), tolerance)
+        values = prompt_values(sequence)
+        if name in OF_NEAR_TIES and len(values) == 3:
+            off = [one - other for one, other in zip(of_prompt[1], values[1], strict=True) if one != other]
+            assert off in ([], [-1], [1])
+            of_prompt[1] = values[1]
+        assert of_prompt == [pytest.approx(column, abs=tolerance) for column in values]
         assert output == sequence.output
         assert logprobs == pytest.approx(sequence.logprobs, abs=tolerance)
-
-
-def assert_values_alike(found: list[list[float]], expected: list[list[float]], tolerance: float) -> None:
-    """But for one rank of a prompt, which is off by one where another token is as likely up to rounding."""
-    if len(expected) > 1:
-        off = [abs(one - other) for one, other in zip(found[1], expected[1], strict=True) if one != other]
-        assert off in ([], [1])
-        found, expected = [found[0], found[2]], [expected[0], expected[2]]
-    assert found == [pytest.approx(column, abs=tolerance) for column in expected]
 
 
 def layers_of_a_block(directory: Path) -> int:

@@ -139,9 +139,9 @@ def attend(
     scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * query.shape[-1] ** -0.5
     places, last = (torch.arange(len(each), device=keys.device) for each in (keys, query))
     last = first + last[:, None]
-    floor_scale, attn_scale, first = temperature
+    floor_scale, attn_scale, counted_from = temperature
     if floor_scale:
-        scores = scores * (1 + attn_scale * ((last + first) // floor_scale).double().log1p())
+        scores = scores * (1 + attn_scale * ((last + counted_from) // floor_scale).double().log1p())
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     seen = places <= last
     if window is not None:

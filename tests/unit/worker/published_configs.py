@@ -1,5 +1,6 @@
-"""What `config.json` says of models as they were published, by the fields that decide whether it can be read: what old
-versions of transformers and the authors' own code wrote beside those that transformers reads today.
+"""Excerpts of `config.json` of models as they were published, by November 2026: the fields that decide whether it can
+be read, what old versions of transformers and the authors' own code wrote among them. From public sources and from
+memory; long lists of factors are made up.
 """
 
 from typing import Any

@@ -42,7 +42,7 @@ def _linear(rope: RopeSpec, frequencies: Tensor, _max_model_len: int) -> Tensor:
 
 
 def _proportional(rope: RopeSpec, frequencies: Tensor, _max_model_len: int) -> Tensor:
-    """Those of a whole head, of which the slow ones do not turn; of a part (`dims`) as many would be as of a head."""
+    """Those of a whole head, of which the fastest `turning_pairs` turn; the rest stand."""
     slow = torch.arange(len(frequencies), device=frequencies.device) >= rope.turning_pairs
     return (frequencies / rope.factor).masked_fill(slow, 0.0)
 

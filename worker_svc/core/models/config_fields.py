@@ -143,7 +143,7 @@ class ConfigFields:
         """The factor of scores that goes with a rotation; see `read_score_factor`."""
         return read_score_factor(self, rope)
 
-    def temperature(self) -> TemperatureSpec:
+    def temperature(self) -> TemperatureSpec | None:
         """How queries grow with their position; see `read_temperature`."""
         return read_temperature(self)
 

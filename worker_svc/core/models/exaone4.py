@@ -9,7 +9,7 @@ def exaone4(fields: ConfigFields) -> DecoderSpec:
     """Small models have no windows, and all layers are rotated."""
     window, rope = fields.get("sliding_window"), fields.rope()
     pattern = fields.get("sliding_window_pattern")
-    fields.must_be("reorder_qk_norm", "norms after blocks", True)
+    fields.must_be("reorder_qk_norm", "norms after blocks being", True)
     fields.get("max_window_layers")  # windows are those of `layer_types`
     # "LLLG": three local layers and a global one.
     period = len(pattern) if isinstance(pattern, str) else pattern or 4

@@ -41,14 +41,14 @@ def text_fields(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
     whole = names[0] if isinstance(names, list) and names else None
     if not isinstance(whole, str) or whole not in TEXTS:
         return None
-    architectures = TEXTS[whole]
+    by_type = TEXTS[whole]
     text = fields.get("text_config", {"model_type": fields.get("model_type")})  # older files have the text's beside
     model_type = text.get("model_type") if isinstance(text, Mapping) else None
-    if model_type not in architectures:
-        raise unimplemented(f"{whole} whose text is {model_type} (text_config) and not {' or '.join(architectures)}")
+    if not isinstance(model_type, str) or model_type not in by_type:
+        raise unimplemented(f"{whole} whose text is {model_type} (text_config) and not {' or '.join(by_type)}")
     own = {name: value for name, value in fields.items() if name != "text_config" and not name.startswith(_OF_OTHERS)}
     both = {name: own[name] for name in _OF_BOTH if name in own}
-    merged = {**own, **text, **both, "architectures": [architectures[model_type]]}
+    merged = {**own, **text, **both, "architectures": [by_type[model_type]]}
     if isinstance(stored := merged.get("quantization_config"), Mapping):
         merged["quantization_config"] = {
             **stored,

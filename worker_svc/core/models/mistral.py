@@ -17,7 +17,7 @@ def mistral(fields: ConfigFields) -> DecoderSpec:
 
 def ministral3(fields: ConfigFields) -> DecoderSpec:
     """Beyond the context of the first training, as its rotation is stretched."""
-    return _decoder(fields, rope=fields.rope(theta=1e6, also=(SCALING_BETA,)), temperature=fields.temperature())
+    return _decoder(fields, rope=fields.rope(also=(SCALING_BETA,)), temperature=fields.temperature())
 
 
 def _decoder(fields: ConfigFields, **of_attention: Any) -> DecoderSpec:

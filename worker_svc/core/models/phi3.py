@@ -8,8 +8,8 @@ from worker_svc.core.models.spec import DecoderSpec, StoredRows, SublayerSpec
 def phi3(fields: ConfigFields) -> DecoderSpec:
     """Rows of a stored tensor, one projection after the other."""
     fields.get("original_max_position_embeddings")  # of a longrope; without one it says nothing
-    fields.must_be("full_attn_mod", "a layer that attends to all of each", 1)
-    fields.must_be("interpolate_factor", "interpolated positions", 1)
+    fields.must_be("full_attn_mod", "one layer that attends to all in", 1)
+    fields.must_be("interpolate_factor", "positions interpolated by", 1)
 
     def layer(number: int) -> tuple[SublayerSpec, ...]:
         plain = attention(fields, number)

@@ -8,6 +8,7 @@ from contract.domain.errors import PenstockError, unimplemented
 from worker_svc.core.models.spec import RopeSpec, TemperatureSpec
 
 SCALING_BETA = "llama_4_scaling_beta"
+_PROPORTIONAL = "proportional"
 _OTHER_NAMES = {"su": "longrope", "mrope": "default"}  # the last rotates by several positions, which a text has in one
 # Of all kinds; some checkpoints carry those of another kind than theirs.
 _KNOWN = frozenset(
@@ -80,12 +81,12 @@ def read_rope(fields: Fields, head_dim: int, layer_type: str | None, **defaults:
     parameters = _parameters(fields, layer_type, *defaults.get("also", ()))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     kind = _OTHER_NAMES.get(kind, kind)
-    if kind not in _READERS and kind != "proportional":
-        raise unimplemented(f"rope type {kind!r} (there are: {', '.join(_READERS)}, proportional)")
+    if kind not in (*_READERS, _PROPORTIONAL):
+        raise unimplemented(f"rope type {kind!r} (there are: {', '.join((*_READERS, _PROPORTIONAL))})")
     share = _share(parameters, defaults.get("partial_rotary_factor"))
     theta = parameters.number("rope_theta", fields.positive("rope_theta", defaults.get("theta", 10000.0)))
     is_paired = defaults.get("is_paired", False)
-    if kind == "proportional":
+    if kind == _PROPORTIONAL:  # whose share is not of dimensions
         factor, pairs = parameters.number("factor", 1.0), int(share * head_dim // 2)
         return RopeSpec(theta, rope_type=kind, is_paired=is_paired, factor=factor, turning_pairs=pairs)
     dims = _dims(parameters, head_dim, share)
@@ -105,13 +106,15 @@ def read_score_factor(fields: Fields, rope: RopeSpec) -> float:
     return _magnitude(rope.factor, parameters.number("mscale_all_dim")) ** 2
 
 
-def read_temperature(fields: Fields) -> TemperatureSpec:
-    """How queries grow with their position, where a rotation's parameters say so (`SCALING_BETA`).
+def read_temperature(fields: Fields) -> TemperatureSpec | None:
+    """How queries grow with their position, as a rotation's parameters say (`SCALING_BETA`); None: with 0 not at all.
 
     Raises:
         PenstockError: INTERNAL (the operator's fault), naming the field.
     """
     parameters = _parameters(fields, None, SCALING_BETA)
+    if parameters.get(SCALING_BETA) == 0:
+        return None
     scale = int(parameters.number("original_max_position_embeddings"))
     return TemperatureSpec(scale, parameters.number(SCALING_BETA), first=0)
 

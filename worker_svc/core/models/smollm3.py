@@ -6,7 +6,7 @@ from worker_svc.core.models.spec import DecoderSpec, SublayerSpec
 
 
 def smollm3(fields: ConfigFields) -> DecoderSpec:
-    """Windows, where they are used, are those of layers by their types."""
+    """Windows, where they are used, are those of layers by their types or, without these, of what is not rotated."""
     has_bias, mlp_has_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
     rope, has_windows, turns = fields.rope(theta=2e6), fields.flag("use_sliding_window"), rotated_layers(fields)
 
@@ -17,7 +17,7 @@ def smollm3(fields: ConfigFields) -> DecoderSpec:
             rope=rope if turns[number] else None,
             has_bias=has_bias,
             has_output_bias=has_bias,
-            window=fields.window(number, is_used=has_windows) if has_windows else None,
+            window=fields.window(number, is_used=not turns[number]) if has_windows else None,
         )
         return pre_norm(fields, number, attend, gated_mlp(fields, number, has_bias=mlp_has_bias))
 

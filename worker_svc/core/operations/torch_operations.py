@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat, kernels_have_fp8
 from worker_svc.core.formats.fp8_groups import Fp8GroupsFormat
 from worker_svc.core.formats.int4 import Int4Format
 from worker_svc.core.formats.interface import Format
@@ -14,12 +15,19 @@ from worker_svc.core.operations.torch_experts import add_experts, gated, score_e
 
 
 class TorchOperations:
-    """Implement `Operations`."""
+    """Implement `Operations`; `device`: None where it does not matter."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._has_fp8 = device is None or kernels_have_fp8(device)
 
     expert_forms = FLOATS_ALONE  # to read others again in every step would cost more than their memory
 
     def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:  # noqa: ARG002
-        """Implement `Operations.multiplies`: all but those with scales for groups, for the same reason."""
+        """Implement `Operations.multiplies`: all but those with scales for groups, for the same reason, and what
+        a card has no products of.
+        """
+        if isinstance(form, Fp8ChannelFormat):
+            return self._has_fp8
         return not isinstance(form, Int4Format | Fp8GroupsFormat)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:

@@ -12,7 +12,7 @@ from quantized import BY_NAME, save_quantized
 
 from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc import native
-from worker_svc.core.operations import triton_operations
+from worker_svc.core.operations import torch_operations, triton_operations
 from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
 
@@ -57,16 +57,18 @@ def test_weights_as_they_are_stored_give_what_widened_ones_give(
     assert events == [("weights widened", "float16"), ("weights converted", kept)]
 
 
+@pytest.mark.parametrize("attention", ["torch", "triton"])
 @pytest.mark.parametrize("format_", ["fp8_tokens", "fp8_tensor_static", "fp8_block_published"])
 def test_8_bit_floats_are_widened_and_that_is_told_where_a_card_has_none(
-    format_: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    format_: str, attention: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(triton_operations, "kernels_have_fp8", lambda _: False)
+    for operations in (triton_operations, torch_operations):
+        monkeypatch.setattr(operations, "kernels_have_fp8", lambda _: False)
     sizes = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 256}
     save_checkpoint(tmp_path / "whole", replace(VARIANT, options={**VARIANT.options, **sizes}))
     save_quantized(tmp_path / "whole", tmp_path / "stored", BY_NAME[format_])
-    options = RunnerOptions(str(tmp_path / "stored"), device="cpu", dtype="float16", num_blocks=50, attention="triton")
+    options = RunnerOptions(str(tmp_path / "stored"), device="cpu", dtype="float16", num_blocks=50, attention=attention)
     load_runner(options, lambda: 0).close()
     events = [(each.message, each.__dict__["to"]) for each in caplog.records if hasattr(each, "to")]
     assert events == [("weights widened", "float16")]

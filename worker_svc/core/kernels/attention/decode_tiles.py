@@ -20,7 +20,7 @@ def capped(scores, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def tempered(scale, positions, FLOOR_SCALE: tl.constexpr, ATTN_SCALE: tl.constexpr, FIRST: tl.constexpr):
-    """The scale of queries at `positions` from FIRST on: more of it the later they come, unless FLOOR_SCALE is 0."""
+    """The scale of queries at `positions`, counted from FIRST: more of it the later they come. FLOOR_SCALE 0: alike."""
     if FLOOR_SCALE > 0:
         scale *= 1.0 + ATTN_SCALE * tl.log(1.0 + ((positions + FIRST) // FLOOR_SCALE).to(tl.float32))
     return scale
