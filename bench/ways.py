@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from bench.rig.machine import describe_machine
-from worker_svc.core.kernels.linear.ways import Product
+from worker_svc.core.kernels.linear.product import Product
 from worker_svc.measure import GraphMeasure, Measure
 from worker_svc.tuner import Finding, Tuner
 from worker_svc.tuning import card_of, packaged_lines

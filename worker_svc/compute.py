@@ -20,8 +20,9 @@ from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.formats.fp8_channel import has_fp8
 from worker_svc.core.interface import Limits
+from worker_svc.core.kernels.linear.product import Kind, Product
 from worker_svc.core.kernels.linear.table import Line, many_rows_tiles
-from worker_svc.core.kernels.linear.ways import Kind, ManyRowsTile, Product
+from worker_svc.core.kernels.linear.ways import ManyRowsTile
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.language_model import LanguageModel
 from worker_svc.core.operations.interface import Operations

@@ -145,7 +145,7 @@ def _kv_scales(source: ModelSource, config: ModelConfig) -> KVScales | None:
 def _operations(device: torch.device) -> Operations:
     """Those that would compute there, unless other ones are asked for."""
     if device.type != "cuda":
-        return TorchOperations(device)
+        return TorchOperations()
     from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
     return TritonOperations(device, packaged_lines(card_of(device)))

@@ -10,8 +10,8 @@ from worker_svc.core.formats.fp8_channel import Fp8Channel, round_rows
 from worker_svc.core.formats.fp8_groups import Fp8Groups
 from worker_svc.core.formats.int4 import INT4_BITS, Int4, Int4Format, even_scales
 from worker_svc.core.formats.words import WORD
+from worker_svc.core.kernels.linear.product import FP8_FORMS, FP8_GROUPS, FP8_W8A8, INT4, NARROW, Product
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import FP8_FORMS, FP8_GROUPS, FP8_W8A8, INT4, NARROW, Product
 
 Weight: TypeAlias = Dense | Fp8Channel | Fp8Groups | Int4
 _BYTE = 8

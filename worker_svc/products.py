@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from worker_svc.core.config import ModelConfig
-from worker_svc.core.kernels.linear.ways import Product
+from worker_svc.core.kernels.linear.product import Product
 from worker_svc.core.layers.delta_rule import delta_rule_heads
 from worker_svc.core.layers.embedding import padded_rows
 from worker_svc.core.layers.mlp import gated_columns

@@ -24,23 +24,25 @@ from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.linear.candidates import candidates
 from worker_svc.core.kernels.linear.many_rows import ManyRows, make_many_rows
 from worker_svc.core.kernels.linear.norm import rms_norm
-from worker_svc.core.kernels.linear.table import Card, Choices, Line, Table, write_table
-from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import (
+from worker_svc.core.kernels.linear.product import (
     BFLOAT16,
-    CUBLAS,
     FP8_GROUPS,
     FP8_W8A8,
     FP8_W8A16,
     INT4,
     NARROW,
+    Kind,
+    Product,
+)
+from worker_svc.core.kernels.linear.table import Card, Choices, Line, Table, write_table
+from worker_svc.core.kernels.linear.unscaled import Unscaled
+from worker_svc.core.kernels.linear.ways import (
+    CUBLAS,
     BatchTile,
     Fp8BatchTile,
     Fp8FewRowsTile,
     Fp8OneRowTile,
     Int4Tile,
-    Kind,
-    Product,
     Way,
 )
 from worker_svc.core.layers.placement import Placement

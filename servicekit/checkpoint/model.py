@@ -117,7 +117,6 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 def _completed(config: dict[str, Any]) -> dict[str, Any]:
     """With what its `text_config` leaves out."""
     text = config.get("text_config")
-    model_type = text.get("model_type") if isinstance(text, dict) else None
-    if not isinstance(text, dict) or not isinstance(model_type, str) or model_type not in _LEFT_OUT:
+    if not isinstance(text, dict) or not isinstance(model_type := text.get("model_type"), str):
         return config
-    return {**config, "text_config": {**_LEFT_OUT[model_type], **text}}
+    return {**config, "text_config": {**_LEFT_OUT.get(model_type, {}), **text}}

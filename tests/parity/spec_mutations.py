@@ -95,9 +95,7 @@ def _of_mixer(mixer: Mixer) -> Iterator[tuple[str, Mixer]]:
 def _of_attention(spec: AttentionSpec) -> Iterator[tuple[str, Mixer]]:
     for name, rope in _of_rope(spec.rope):
         yield f"rope{name}", replace(spec, rope=rope)
-    for name in ("has_bias", "has_output_bias"):
-        if getattr(spec, name):
-            yield name, replace(spec, **{name: False})
+    yield from _of_biases(spec)
     for field in ("query_norm", "key_norm"):
         norm = getattr(spec, field)
         if norm is not None:
@@ -125,12 +123,16 @@ def _of_attention(spec: AttentionSpec) -> Iterator[tuple[str, Mixer]]:
         yield "gate", replace(spec, query=spec.gate, gate=spec.query)
 
 
-def _of_latents(spec: LatentAttentionSpec) -> Iterator[tuple[str, Mixer]]:
-    for name, rope in _of_rope(spec.rope):
-        yield f"rope{name}", replace(spec, rope=rope)
+def _of_biases(spec: AttentionSpec | LatentAttentionSpec) -> Iterator[tuple[str, Mixer]]:
     for name in ("has_bias", "has_output_bias"):
         if getattr(spec, name):
             yield name, replace(spec, **{name: False})
+
+
+def _of_latents(spec: LatentAttentionSpec) -> Iterator[tuple[str, Mixer]]:
+    for name, rope in _of_rope(spec.rope):
+        yield f"rope{name}", replace(spec, rope=rope)
+    yield from _of_biases(spec)
     if spec.query_norm is not None:
         for name, new in _of_norm(spec.query_norm):
             yield f"query_norm.{name}", replace(spec, query_norm=new)

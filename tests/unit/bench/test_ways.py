@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bench.ways import describe, parse_product, tell
-from worker_svc.core.kernels.linear.ways import CUBLAS, OneRowTile, Product, Way
+from worker_svc.core.kernels.linear.product import Product
+from worker_svc.core.kernels.linear.ways import CUBLAS, OneRowTile, Way
 from worker_svc.measure import Measured
 from worker_svc.tuner import Finding
 

@@ -18,12 +18,10 @@ from worker_svc import tuner as module
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.linear.candidates import candidates
 from worker_svc.core.kernels.linear.few_rows import FewRows
+from worker_svc.core.kernels.linear.product import FP8_FORMS, FP8_W8A8, INT4, Kind, Product
 from worker_svc.core.kernels.linear.table import Choices, Line, Table, read_table, write_table
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
-    FP8_FORMS,
-    FP8_W8A8,
-    INT4,
     BatchTile,
     Cublas,
     FewRowsTile,
@@ -32,10 +30,8 @@ from worker_svc.core.kernels.linear.ways import (
     Fp8OneRowTile,
     Int4StreamTile,
     Int4Tile,
-    Kind,
     ManyRowsTile,
     OneRowTile,
-    Product,
     RowStreamTile,
     Way,
 )

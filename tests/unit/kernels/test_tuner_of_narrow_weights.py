@@ -17,20 +17,14 @@ from penstock.launcher.layout import BUNDLED_MODEL
 from worker_svc import tuner as module
 from worker_svc.core.formats.fp8_channel import Fp8Channel, round_rows
 from worker_svc.core.kernels.linear.candidates import candidates
+from worker_svc.core.kernels.linear.product import FP8_FORMS, FP8_GROUPS, FP8_W8A8, FP8_W8A16, INT4, Kind, Product
 from worker_svc.core.kernels.linear.table import Choices
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
-    FP8_FORMS,
-    FP8_GROUPS,
-    FP8_W8A8,
-    FP8_W8A16,
-    INT4,
     Cublas,
     Fp8BatchTile,
     Fp8FewRowsTile,
     Fp8OneRowTile,
-    Kind,
-    Product,
     RowStreamTile,
 )
 from worker_svc.core.operations.int4_kernels import Int4Kernels

@@ -19,7 +19,7 @@ from worker_svc.core.formats.stacked.floats import StackedFloatsFormat
 from worker_svc.core.formats.stacked.fp4 import StackedFp4Format, pack_fp4
 from worker_svc.core.formats.stacked.fp8 import StackedFp8, StackedFp8Format
 from worker_svc.core.formats.stacked.interface import StackedFormat
-from worker_svc.core.kernels.linear.ways import Product
+from worker_svc.core.kernels.linear.product import Product
 from worker_svc.core.layers.experts import Router
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.placement import Placement

@@ -13,7 +13,7 @@ from penstock.launcher.layout import BUNDLED_MODEL
 from servicekit.checkpoint.model import read_checkpoint
 from worker_svc import factory, native
 from worker_svc.core.causal_lm import CausalLM
-from worker_svc.core.kernels.linear.ways import Product
+from worker_svc.core.kernels.linear.product import Product
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import Budget
 from worker_svc.factory import load_runner

@@ -16,7 +16,7 @@ from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.distributed import Group
 from worker_svc.core.interface import Limits
-from worker_svc.core.kernels.linear.ways import Product
+from worker_svc.core.kernels.linear.product import Product
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.layers.delta_rule import delta_rule_state
 from worker_svc.core.layers.placement import Placement

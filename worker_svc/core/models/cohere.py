@@ -28,7 +28,7 @@ def cohere2(fields: ConfigFields) -> DecoderSpec:
 def _check_own_fields(fields: ConfigFields, pattern: int) -> None:
     """What Cohere's own code read, where transformers has but one way."""
     if fields.get("layer_types") is None:
-        fields.must_be("layer_switch", f"one layer without a window in {pattern}, but with", pattern)
+        fields.must_be("layer_switch", "groups of layers, the last without a window, of", pattern)
     fields.get("layer_switch")
     fields.must_be("order_of_interleaved_layers", "layers in the order", "local_attn_first")
     fields.must_be("position_embedding_type", "positions by", "rope_gptj")
@@ -36,7 +36,7 @@ def _check_own_fields(fields: ConfigFields, pattern: int) -> None:
     fields.must_be("use_gated_activation", "a feed-forward whose gate is", True)
     fields.must_be("use_parallel_block", "blocks side by side being", True)
     is_tied = fields.flag("tie_word_embeddings", default=True)
-    fields.must_be("use_embedding_sharing", f"beside tie_word_embeddings {is_tied} a head that shares", is_tied)
+    fields.must_be("use_embedding_sharing", "beside tie_word_embeddings another", is_tied)
     fields.get("use_parallel_embedding")  # of ranks
 
 

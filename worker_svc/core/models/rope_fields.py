@@ -8,7 +8,6 @@ from contract.domain.errors import PenstockError, unimplemented
 from worker_svc.core.models.spec import RopeSpec, TemperatureSpec
 
 SCALING_BETA = "llama_4_scaling_beta"
-_PROPORTIONAL = "proportional"
 _OTHER_NAMES = {"su": "longrope", "mrope": "default"}  # the last rotates by several positions, which a text has in one
 # Of all kinds; some checkpoints carry those of another kind than theirs.
 _KNOWN = frozenset(
@@ -81,17 +80,14 @@ def read_rope(fields: Fields, head_dim: int, layer_type: str | None, **defaults:
     parameters = _parameters(fields, layer_type, *defaults.get("also", ()))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     kind = _OTHER_NAMES.get(kind, kind)
-    if kind not in (*_READERS, _PROPORTIONAL):
-        raise unimplemented(f"rope type {kind!r} (there are: {', '.join((*_READERS, _PROPORTIONAL))})")
+    if kind not in _READERS:
+        raise unimplemented(f"rope type {kind!r} (there are: {', '.join(_READERS)})")
     share = _share(parameters, defaults.get("partial_rotary_factor"))
     theta = parameters.number("rope_theta", fields.positive("rope_theta", defaults.get("theta", 10000.0)))
-    is_paired = defaults.get("is_paired", False)
-    if kind == _PROPORTIONAL:  # whose share is not of dimensions
-        factor, pairs = parameters.number("factor", 1.0), int(share * head_dim // 2)
-        return RopeSpec(theta, rope_type=kind, is_paired=is_paired, factor=factor, turning_pairs=pairs)
-    dims = _dims(parameters, head_dim, share)
-    more = _READERS[kind](parameters, dims or head_dim)
-    return RopeSpec(theta, rope_type=kind, dims=dims, is_paired=is_paired, **more)
+    # The share of a proportional one is of a whole head's pairs.
+    dims = None if kind == "proportional" else _dims(parameters, head_dim, share)
+    more = _READERS[kind](parameters, dims or head_dim, share)
+    return RopeSpec(theta, rope_type=kind, dims=dims, is_paired=defaults.get("is_paired", False), **more)
 
 
 def read_score_factor(fields: Fields, rope: RopeSpec) -> float:
@@ -157,20 +153,24 @@ def _dims(parameters: _Parameters, head_dim: int, share: float) -> int | None:
     return dims
 
 
-def _default(_parameters: _Parameters, _dims: int) -> dict[str, Any]:
+def _default(_parameters: _Parameters, _dims: int, _share: float) -> dict[str, Any]:
     return {}
 
 
-def _linear(parameters: _Parameters, _dims: int) -> dict[str, Any]:
+def _linear(parameters: _Parameters, _dims: int, _share: float) -> dict[str, Any]:
     return {"factor": parameters.number("factor")}
 
 
-def _dynamic(parameters: _Parameters, _dims: int) -> dict[str, Any]:
+def _proportional(parameters: _Parameters, dims: int, share: float) -> dict[str, Any]:
+    return {"factor": parameters.number("factor", 1.0), "turning_pairs": int(share * dims // 2)}
+
+
+def _dynamic(parameters: _Parameters, _dims: int, _share: float) -> dict[str, Any]:
     positions = parameters.fields.count("max_position_embeddings")
     return {"factor": parameters.number("factor"), "original_max_position_embeddings": positions}
 
 
-def _llama3(parameters: _Parameters, _dims: int) -> dict[str, Any]:
+def _llama3(parameters: _Parameters, _dims: int, _share: float) -> dict[str, Any]:
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     factor, low, high, original = map(parameters.number, names)
     if high < low:
@@ -183,7 +183,7 @@ def _llama3(parameters: _Parameters, _dims: int) -> dict[str, Any]:
     }
 
 
-def _yarn(parameters: _Parameters, _dims: int) -> dict[str, Any]:
+def _yarn(parameters: _Parameters, _dims: int, _share: float) -> dict[str, Any]:
     """Peng et al., "YaRN" (2023)."""
     positions = parameters.fields.count("max_position_embeddings")
     original = int(parameters.number("original_max_position_embeddings", positions))
@@ -207,7 +207,7 @@ def _magnitude(factor: float, scale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def _longrope(parameters: _Parameters, dims: int) -> dict[str, Any]:
+def _longrope(parameters: _Parameters, dims: int, _share: float) -> dict[str, Any]:
     """Ding et al., "LongRoPE" (2024)."""
     positions = parameters.fields.count("max_position_embeddings")
     stated = parameters.fields.get("original_max_position_embeddings")  # Phi-3 has it beside its rope
@@ -226,6 +226,7 @@ def _longrope(parameters: _Parameters, dims: int) -> dict[str, Any]:
 _READERS = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -14,6 +14,7 @@ from worker_svc.core.kernels.linear.cublas import Library, add_product
 from worker_svc.core.kernels.linear.few_rows import FewRows
 from worker_svc.core.kernels.linear.many_rows import ManyRows
 from worker_svc.core.kernels.linear.one_row import row_linear
+from worker_svc.core.kernels.linear.product import Kind, Product
 from worker_svc.core.kernels.linear.row_stream import has_row_stream, stream_row
 from worker_svc.core.kernels.linear.table import Choices, Line
 from worker_svc.core.kernels.linear.ways import (
@@ -21,10 +22,8 @@ from worker_svc.core.kernels.linear.ways import (
     BatchTile,
     Cublas,
     FewRowsTile,
-    Kind,
     ManyRowsTile,
     OneRowTile,
-    Product,
     RowStreamTile,
     Way,
 )

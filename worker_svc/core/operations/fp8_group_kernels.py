@@ -8,7 +8,8 @@ from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
 from worker_svc.core.kernels.linear.fp8_widening import can_widen, widen
 from worker_svc.core.kernels.linear.norm import rms_norm
-from worker_svc.core.kernels.linear.ways import FP8_GROUPS, Fp8FewRowsTile, Fp8OneRowTile
+from worker_svc.core.kernels.linear.product import FP8_GROUPS
+from worker_svc.core.kernels.linear.ways import Fp8FewRowsTile, Fp8OneRowTile
 from worker_svc.core.operations.interface import Norm
 
 

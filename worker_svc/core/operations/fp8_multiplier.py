@@ -15,20 +15,10 @@ from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
 from worker_svc.core.kernels.linear.fp8_rounding import round_gated, round_rows
 from worker_svc.core.kernels.linear.fp8_sums import Fp8Sums
 from worker_svc.core.kernels.linear.norm import rms_norm
+from worker_svc.core.kernels.linear.product import FP8_W8A8, FP8_W8A16, Kind, Product
 from worker_svc.core.kernels.linear.row_stream import has_row_stream, stream_row
 from worker_svc.core.kernels.linear.table import Choices, Line
-from worker_svc.core.kernels.linear.ways import (
-    FP8_W8A8,
-    FP8_W8A16,
-    Cublas,
-    Fp8BatchTile,
-    Fp8FewRowsTile,
-    Fp8OneRowTile,
-    Kind,
-    Product,
-    RowStreamTile,
-    Way,
-)
+from worker_svc.core.kernels.linear.ways import Cublas, Fp8BatchTile, Fp8FewRowsTile, Fp8OneRowTile, RowStreamTile, Way
 from worker_svc.core.operations.interface import Norm
 
 

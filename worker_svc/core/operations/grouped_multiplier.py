@@ -11,8 +11,9 @@ from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.linear.norm import rms_norm
+from worker_svc.core.kernels.linear.product import Kind, Product
 from worker_svc.core.kernels.linear.table import Choices, Line
-from worker_svc.core.kernels.linear.ways import Cublas, Kind, Product, Way
+from worker_svc.core.kernels.linear.ways import Cublas, Way
 from worker_svc.core.operations.interface import Norm
 from worker_svc.core.operations.multiplier import Multiplier
 

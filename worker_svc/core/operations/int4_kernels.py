@@ -7,7 +7,8 @@ from worker_svc.core.formats.int4 import Int4
 from worker_svc.core.kernels.linear.int4_rows import Int4Rows
 from worker_svc.core.kernels.linear.int4_stream import has_int4_stream, multiply_int4_stream
 from worker_svc.core.kernels.linear.int4_widening import can_widen, widen
-from worker_svc.core.kernels.linear.ways import INT4, Int4StreamTile, Int4Tile
+from worker_svc.core.kernels.linear.product import INT4
+from worker_svc.core.kernels.linear.ways import Int4StreamTile, Int4Tile
 from worker_svc.core.operations.interface import Norm
 
 

@@ -17,10 +17,10 @@ from worker_svc.core.operations.torch_experts import add_experts, gated, score_e
 class TorchOperations:
     """Implement `Operations`; `device`: None where it does not matter."""
 
+    expert_forms = FLOATS_ALONE  # to read others again in every step would cost more than their memory
+
     def __init__(self, device: torch.device | None = None) -> None:
         self._has_fp8 = device is None or kernels_have_fp8(device)
-
-    expert_forms = FLOATS_ALONE  # to read others again in every step would cost more than their memory
 
     def multiplies(self, form: Format, outputs: int, inputs: int, dtype: torch.dtype) -> bool:  # noqa: ARG002
         """Implement `Operations.multiplies`: all but those with scales for groups, for the same reason, and what

@@ -12,8 +12,9 @@ from kernel_inputs import DEVICE, assert_near, assert_replays_alike, randn
 from worker_svc.core.kernels.linear.batch_rows import BatchRows, RowScales, has_batch_rows
 from worker_svc.core.kernels.linear.candidates import candidates
 from worker_svc.core.kernels.linear.fp8_rounding import round_rows
+from worker_svc.core.kernels.linear.product import FP8_W8A8, Kind, Product
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import FP8_W8A8, MULTIPROCESSORS, BatchTile, Fp8BatchTile, Kind, Product
+from worker_svc.core.kernels.linear.ways import MULTIPROCESSORS, BatchTile, Fp8BatchTile
 
 needs_hopper = pytest.mark.skipif(not has_batch_rows(DEVICE), reason="needs a Hopper GPU")
 Tile = TypeVar("Tile", BatchTile, Fp8BatchTile)

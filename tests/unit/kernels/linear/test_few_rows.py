@@ -11,8 +11,9 @@ from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.linear import few_rows, fp8_few_rows
 from worker_svc.core.kernels.linear.few_rows import FewRows
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
+from worker_svc.core.kernels.linear.product import FP8_W8A8, Product
 from worker_svc.core.kernels.linear.table import Line
-from worker_svc.core.kernels.linear.ways import FP8_W8A8, FewRowsTile, Fp8FewRowsTile, Product
+from worker_svc.core.kernels.linear.ways import FewRowsTile, Fp8FewRowsTile
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
 
 KERNELS = "worker_svc.core.kernels.linear"

@@ -15,17 +15,9 @@ from worker_svc.core.formats.fp8_groups import Fp8Groups, Fp8GroupsFormat
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
 from worker_svc.core.kernels.linear.fp8_widening import can_widen, widen
+from worker_svc.core.kernels.linear.product import FP8_GROUPS, Kind, Product
 from worker_svc.core.kernels.linear.table import Choices
-from worker_svc.core.kernels.linear.ways import (
-    CUBLAS,
-    FP8_GROUPS,
-    Cublas,
-    Fp8FewRowsTile,
-    Fp8OneRowTile,
-    Kind,
-    Product,
-    Way,
-)
+from worker_svc.core.kernels.linear.ways import CUBLAS, Cublas, Fp8FewRowsTile, Fp8OneRowTile, Way
 from worker_svc.core.operations import triton_operations
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
 from worker_svc.core.operations.fp8_group_kernels import Fp8GroupKernels

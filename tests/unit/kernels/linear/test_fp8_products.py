@@ -14,19 +14,9 @@ from worker_svc.core.kernels.linear.batch_rows import has_batch_rows
 from worker_svc.core.kernels.linear.fp8_few_rows import Fp8FewRows
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
 from worker_svc.core.kernels.linear.fp8_sums import Fp8Sums
+from worker_svc.core.kernels.linear.product import FP8_W8A8, FP8_W8A16, Kind, Product
 from worker_svc.core.kernels.linear.table import Choices, Line
-from worker_svc.core.kernels.linear.ways import (
-    CUBLAS,
-    FP8_W8A8,
-    FP8_W8A16,
-    Cublas,
-    Fp8BatchTile,
-    Fp8FewRowsTile,
-    Fp8OneRowTile,
-    Kind,
-    Product,
-    Way,
-)
+from worker_svc.core.kernels.linear.ways import CUBLAS, Cublas, Fp8BatchTile, Fp8FewRowsTile, Fp8OneRowTile, Way
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import StoredRows

@@ -13,8 +13,9 @@ from torch.nn.functional import silu
 from worker_svc.core.formats.int4 import Int4, Int4Format, Integers, pack_integers
 from worker_svc.core.kernels.linear.int4_rows import Int4Rows
 from worker_svc.core.kernels.linear.int4_widening import can_widen, widen
+from worker_svc.core.kernels.linear.product import INT4, Kind, Product
 from worker_svc.core.kernels.linear.table import Choices
-from worker_svc.core.kernels.linear.ways import CUBLAS, INT4, Cublas, Int4Tile, Kind, Product, Way
+from worker_svc.core.kernels.linear.ways import CUBLAS, Cublas, Int4Tile, Way
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
 from worker_svc.core.operations.grouped_multiplier import GroupedMultiplier
 from worker_svc.core.operations.int4_kernels import Int4Kernels

@@ -12,7 +12,8 @@ from torch.nn.functional import silu
 from worker_svc.core.formats.int4 import Int4
 from worker_svc.core.kernels.linear import int4_parts, int4_stream
 from worker_svc.core.kernels.linear.int4_stream import has_int4_stream, multiply_int4_stream
-from worker_svc.core.kernels.linear.ways import INT4, Int4StreamTile, Product
+from worker_svc.core.kernels.linear.product import INT4, Product
+from worker_svc.core.kernels.linear.ways import Int4StreamTile
 
 TILES = [Int4StreamTile(rows, stream_k) for rows in (128, 256) for stream_k in (False, True)]
 KERNEL = "worker_svc.core.kernels.linear.int4_stream._int4_stream"

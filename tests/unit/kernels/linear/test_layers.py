@@ -11,9 +11,10 @@ from worker_svc.core.kernels.linear.activation import silu_mul
 from worker_svc.core.kernels.linear.cublas import add_product
 from worker_svc.core.kernels.linear.norm import rms_norm, row_scales, scale_rows
 from worker_svc.core.kernels.linear.one_row import row_linear
+from worker_svc.core.kernels.linear.product import Kind, Product
 from worker_svc.core.kernels.linear.table import Choices
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import Cublas, Kind, OneRowTile, Product
+from worker_svc.core.kernels.linear.ways import Cublas, OneRowTile
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement

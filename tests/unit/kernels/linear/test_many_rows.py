@@ -12,9 +12,10 @@ from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.linear import many_rows as module
 from worker_svc.core.kernels.linear.batch_rows import has_batch_rows
 from worker_svc.core.kernels.linear.many_rows import ManyRows, make_many_rows
+from worker_svc.core.kernels.linear.product import Kind
 from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import Kind, ManyRowsTile
+from worker_svc.core.kernels.linear.ways import ManyRowsTile
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement

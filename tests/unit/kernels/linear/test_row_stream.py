@@ -10,16 +10,9 @@ from torch import Tensor
 
 from worker_svc.core.kernels.linear import row_stream
 from worker_svc.core.kernels.linear.fp8_one_row import fp8_row_linear
+from worker_svc.core.kernels.linear.product import BFLOAT16, FP8_GROUPS, FP8_W8A8, FP8_W8A16, Product
 from worker_svc.core.kernels.linear.row_stream import has_row_stream, stream_row
-from worker_svc.core.kernels.linear.ways import (
-    BFLOAT16,
-    FP8_GROUPS,
-    FP8_W8A8,
-    FP8_W8A16,
-    Fp8OneRowTile,
-    Product,
-    RowStreamTile,
-)
+from worker_svc.core.kernels.linear.ways import Fp8OneRowTile, RowStreamTile
 
 FP8 = torch.float8_e4m3fn
 KERNEL = "worker_svc.core.kernels.linear.row_stream._row_stream"

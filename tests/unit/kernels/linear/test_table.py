@@ -7,19 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import H200, LINES
 
+from worker_svc.core.kernels.linear.product import FP8_W8A8, FP8_W8A16, Kind, Product
 from worker_svc.core.kernels.linear.table import Card, Choices, Line, Table, many_rows_tiles, read_table, write_table
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
-    FP8_W8A8,
-    FP8_W8A16,
     BatchTile,
     Cublas,
     FewRowsTile,
     Fp8OneRowTile,
-    Kind,
     ManyRowsTile,
     OneRowTile,
-    Product,
     RowStreamTile,
     Way,
 )

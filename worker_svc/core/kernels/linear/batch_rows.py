@@ -19,8 +19,9 @@ from triton.language.extra.cuda import gdc_wait
 from worker_svc.core.kernels.launch import INTERPRETED
 from worker_svc.core.kernels.linear.batch_ends import add_parts, end_split, end_whole, keep_part
 from worker_svc.core.kernels.linear.batch_loads import PIECE, ask, span
+from worker_svc.core.kernels.linear.product import Product
 from worker_svc.core.kernels.linear.stream_k import steps_of_tile, tiles_of_program
-from worker_svc.core.kernels.linear.ways import MULTIPROCESSORS, BatchTile, Fp8BatchTile, Product
+from worker_svc.core.kernels.linear.ways import MULTIPROCESSORS, BatchTile, Fp8BatchTile
 
 _HOPPER = (9, 0)
 # Of a thread at first; the warps that multiply then get what the one that asks does not need.

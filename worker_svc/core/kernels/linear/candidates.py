@@ -6,10 +6,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from worker_svc.core.kernels.linear.product import FP8_FORMS, INT4, Product
 from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
-    FP8_FORMS,
-    INT4,
     MOST_BATCH_SPLITS,
     STREAMED_INT4_ROWS,
     BatchTile,
@@ -22,7 +21,6 @@ from worker_svc.core.kernels.linear.ways import (
     Int4Tile,
     ManyRowsTile,
     OneRowTile,
-    Product,
     RowStreamTile,
     Way,
 )

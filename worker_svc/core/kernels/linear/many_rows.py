@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.kernels.linear.norm import row_scales
+from worker_svc.core.kernels.linear.product import Kind
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import MOST_SPLIT_TILES, MOST_SPLIT_VALUES, Kind, ManyRowsTile
+from worker_svc.core.kernels.linear.ways import MOST_SPLIT_TILES, MOST_SPLIT_VALUES, ManyRowsTile
 
 _TOLERANCE = 1e-2  # outputs are rounded to 8 bits
 VERSION = 1  # of `many_ahead`: kernels on disk are named after it

@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from worker_svc.core.kernels.linear.product import BFLOAT16, Kind, Product
 from worker_svc.core.kernels.linear.ways import (
-    BFLOAT16,
     CUBLAS,
     BatchTile,
     FewRowsTile,
@@ -14,9 +14,7 @@ from worker_svc.core.kernels.linear.ways import (
     Fp8FewRowsTile,
     Int4StreamTile,
     Int4Tile,
-    Kind,
     ManyRowsTile,
-    Product,
     Way,
 )
 

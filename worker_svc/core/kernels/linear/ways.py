@@ -1,20 +1,11 @@
 """Ways to compute a product with a weight, as tables of tuning have them: a kernel and its tile, or cuBLAS."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
-# normed: of one row, with the norm before it; biased: with a bias; added: to a residual; gated: of normed rows, with
-# the gate after it; plain: alone.
-Kind: TypeAlias = Literal["normed", "plain", "biased", "added", "gated"]
+from worker_svc.core.kernels.linear.product import BFLOAT16, FP8_FORMS, FP8_GROUPS, FP8_W8A8, INT4, NARROW, Product
 
-BFLOAT16 = "bfloat16"
-FP8_W8A8, FP8_W8A16 = "fp8_w8a8", "fp8_w8a16"  # weights of 8-bit floats; rows are rounded to these, or are not
-FP8_GROUPS = "fp8_groups"  # weights of 8-bit floats with a scale for each group of inputs; rows are not rounded
-INT4 = "int4"  # weights of integers of 4 bits
-FP8_FORMS = (FP8_W8A8, FP8_W8A16, FP8_GROUPS)
-NARROW = (*FP8_FORMS, INT4)
 MULTIPROCESSORS = 132  # of an H200: programs of `BatchTile` that wait for each other must all run at once
 MOST_FEW_ROWS = 64
 MOST_FEW_TILES = 132  # of split products: each has a counter
@@ -34,17 +25,6 @@ MOST_INT4_TILES = 4096  # of split products: each has a counter
 STREAMED_INT4_OUTPUTS, STREAMED_INT4_ROWS = 128, (128, 256)  # of a tile of `Int4StreamTile`
 _FEWEST_INT4_ROWS = 16  # of a tile, as matrix units have it
 MOST_SPLIT_TILES, MOST_SPLIT_VALUES = 1024, 1 << 20  # of `ManyRowsTile`
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A product with a weight [outputs, inputs]; a gated one's outputs are gates, then ups."""
-
-    kind: Kind
-    outputs: int
-    inputs: int
-    dtype: str = BFLOAT16  # torch's name of the weights', or one of `NARROW`
-    group: int | None = None  # inputs that share a scale, in `FP8_GROUPS` and `INT4`; None: all
 
 
 class _Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kernel"):
@@ -255,7 +235,7 @@ class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
         """Return whether the product of so many rows can be computed so."""
         if product.dtype not in FP8_FORMS or not 1 <= rows <= MOST_FP8_FEW_ROWS:
             return False
-        outputs = _once(product)
+        outputs = product.made
         divides = outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         divides &= self.splits * self.ahead <= product.inputs
         has_groups = product.dtype != FP8_GROUPS or (product.group or 0) % self.inputs == 0
@@ -330,13 +310,13 @@ class Int4Tile(_Way, frozen=True, tag="int4_rows"):
 
     def programs(self, product: Product) -> int:
         """The programs that compute it, for rows of one tile."""
-        return _once(product) // self.outputs * self.splits
+        return product.made // self.outputs * self.splits
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
         if product.dtype != INT4 or product.inputs % INT4_BLOCK or rows < 1:
             return False
-        outputs, num_blocks, group = _once(product), product.inputs // INT4_BLOCK, product.group
+        outputs, num_blocks, group = product.made, product.inputs // INT4_BLOCK, product.group
         tiles = outputs // self.outputs * -(-rows // self.rows)
         has_counters = self.splits == 1 or tiles <= MOST_INT4_TILES
         in_blocks = group is None or group % INT4_BLOCK == 0
@@ -404,11 +384,6 @@ CUBLAS = Cublas()  # its own choice
 def fp8_tile_rows(rows: int) -> int:
     """The rows of a tile of so many by `Fp8FewRows`: a power of two."""
     return min(MOST_FP8_TILE_ROWS, max(_LEAST_FP8_TILE_ROWS, 1 << (rows - 1).bit_length()))
-
-
-def _once(product: Product) -> int:
-    """The outputs that come out: a gated product's ups are its gates' other factors."""
-    return product.outputs // 2 if product.kind == "gated" else product.outputs
 
 
 def _require_powers_of_two(**sizes: int) -> None:
