@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from worker_svc.weights import load_weights
 NUM_TOP = 5
 VARIANT = {variant.name: variant for variant in VARIANTS}
 WIDENED = [case for case in CASES if case.logits_differ <= 1e-4]
+ROUNDED = [case for case in CASES if case.logits_differ > 1e-4]
 # Heads that are tied and are not, biases, projections that share a tensor, experts.
 NAMES = (
     "llama_llama3_rope_tied",
@@ -47,19 +49,26 @@ PAIRS = [(NAMES[number % len(NAMES)], case) for number, case in enumerate(WIDENE
 PAIRS += [("qwen3_next_states", case) for case in WIDENED]
 
 
-def assert_like(model: PreTrainedModel, directory: Path) -> None:
-    """Greedy tokens and logprobs of the checkpoint are the model's."""
+def answers_of(directory: Path, prompts: list[list[int]], num_tokens: int) -> list[Answered]:
+    """What the checkpoint says after each prompt: greedy tokens and logprobs."""
     options = RunnerOptions(str(directory), device="cpu", dtype="float32", num_blocks=100)
     loaded = load_runner(options, lambda: 0)
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in (1, 17, 60)]
-    sequences = [Drive(prompt, 4, Sampling(temperature=0.0, num_logprobs=NUM_TOP)) for prompt in prompts]
+    sequences = [Drive(prompt, num_tokens, Sampling(temperature=0.0, num_logprobs=NUM_TOP)) for prompt in prompts]
     drive(loaded.runner, sequences, chunk=32, stagger=1)
     loaded.close()
-    for sequence in sequences:
-        answer = Answered.of(sequence)
+    return [Answered.of(sequence) for sequence in sequences]
+
+
+def prompts_of(lengths: Iterable[int]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
+
+
+def assert_like(model: PreTrainedModel, directory: Path) -> None:
+    """Greedy tokens and logprobs of the checkpoint are the model's."""
+    for answer in answers_of(directory, prompts_of((1, 17, 60)), num_tokens=4):
         expected = expected_logprobs(model, answer)
-        assert sequence.output == expected.argmax(-1).tolist()
+        assert answer.token_ids == expected.argmax(-1).tolist()
         assert float(logprob_errors(expected, answer, NUM_TOP).max()) < 1e-4
 
 
@@ -72,6 +81,35 @@ def test_quantized_checkpoints_are_what_transformers_makes_of_their_weights(
         save_quantized(tmp_path / "whole", tmp_path / str(is_dense), case, is_dense=is_dense)
     dense = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
     assert_like(dense, tmp_path / "False")
+
+
+def round_inputs(model: PreTrainedModel) -> None:
+    """Have all layers but the head multiply inputs that are rounded to 8-bit floats, by a scale for each token."""
+
+    def rounded(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        scales = inputs[0].abs().amax(-1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
+        return ((inputs[0] / scales).to(torch.float8_e4m3fn).float() * scales,)
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.register_forward_pre_hook(rounded)
+
+
+@pytest.mark.parametrize("name", ["llama_llama3_rope_tied", "qwen3_biases", "phi3_packed", "gemma2_caps_and_windows"])
+@pytest.mark.parametrize("case", ROUNDED, ids=lambda case: case.name)
+def test_rounded_inputs_are_those_of_transformers_classes_that_round_them(
+    tmp_path: Path, name: str, case: Case
+) -> None:
+    save_checkpoint(tmp_path / "whole", VARIANT[name])
+    for is_dense in (True, False):
+        save_quantized(tmp_path / "whole", tmp_path / str(is_dense), case, is_dense=is_dense)
+    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
+    round_inputs(dense)
+    # Of short prompts: an input that lies between two numbers of 8 bits up to rounding may become the other one, and
+    # all tokens after it are then others. Without rounding none is as near.
+    answers = answers_of(tmp_path / "False", prompts_of(number % 6 + 1 for number in range(30)), num_tokens=2)
+    errors = [float(logprob_errors(expected_logprobs(dense, each), each, NUM_TOP).max()) for each in answers]
+    assert sum(error < 1e-4 for error in errors) >= 24
 
 
 @pytest.mark.parametrize("format_", ["fp8_channel", "packed_4_bits_groups"])

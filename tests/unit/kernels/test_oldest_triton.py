@@ -38,6 +38,7 @@ def test_what_is_compiled_for_a_card_is_compiled_by_the_oldest_triton_too(
     file: str, oldest: dict[str, str], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(FOLDER / file)]
-    command += ["-k", "hopper", f"--basetemp={tmp_path / 'tests'}"]
+    # Of what a tuner would measure, it leaves out what cannot be compiled.
+    command += ["-k", "hopper and not tuner", f"--basetemp={tmp_path / 'tests'}"]
     done = subprocess.run(command, env=oldest, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
