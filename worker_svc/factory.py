@@ -86,7 +86,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
         _log.info("layers keep a state", extra={"each sequence": size, "reason": "no prefix is found again"})
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
     usable_bytes = DEFAULT_CPU_KV_CACHE_BYTES if budget is None else budget.usable_bytes - loaded.weights_bytes
-    sizes = _step_sizes(options, loaded, device, usable_bytes)
+    sizes = _step_sizes(options, loaded, group, device, usable_bytes)
     maker = RunnerMaker(options, sizes, loaded.model, shape, loaded.state, loaded.num_heads, device, compute, clock_ns)
     profiler = Profiler(maker, budget, max_model_len)
     started_ns = clock_ns()
@@ -113,12 +113,16 @@ def _grammar_tokens(options: RunnerOptions, checkpoint: Checkpoint, vocab_size: 
     return tokens
 
 
-def _step_sizes(options: RunnerOptions, loaded: LoadedModel, device: torch.device, usable_bytes: int) -> StepSizes:
-    """As suits model and device, on which there are `usable_bytes` beside the weights; all ranks are alike."""
+def _step_sizes(
+    options: RunnerOptions, loaded: LoadedModel, group: Group, device: torch.device, usable_bytes: int
+) -> StepSizes:
+    """As suits model and device, on which there are `usable_bytes` beside the weights. All ranks have those of the one
+    that has least: what they exchange within a graph is as large on each.
+    """
     shape, state = loaded.shape, loaded.state
-    kv_bytes = options.kv_cache_memory_bytes or max(0, usable_bytes)
+    kv_bytes = group.minimum(options.kv_cache_memory_bytes or max(0, usable_bytes), device)
     wanted = (
-        loaded.model.num_layer_weights // options.world_size,
+        loaded.model.num_layer_weights,
         _flops_per_s(device, shape.dtype),
         kv_bytes if options.num_blocks is None else None,
         shape.token_bytes,

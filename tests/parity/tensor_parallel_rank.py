@@ -1,13 +1,58 @@
-"""One tensor-parallel rank in a process of its own; here so that a spawned process can import it."""
+"""Tensor-parallel ranks in processes of their own; here so that a spawned process can import them."""
 
+import contextlib
+import multiprocessing
+import queue
 import time
 from typing import Any
 
 import torch
 from plans import Drive, drive
 
+from worker_svc.core.interface import Limits
 from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
+
+LIMIT_S = 1200
+
+
+class Ranks:
+    """Two processes, which load one model after the other: most of a test's time would be their start."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._asked = [context.Queue() for _ in range(2)]
+        self._answers = context.Queue()
+        self._processes = [
+            context.Process(target=run_rank, args=(rank, asked, self._answers), daemon=True)
+            for rank, asked in enumerate(self._asked)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def ask(self, options: dict[str, Any], sequences: list[Drive]) -> None:
+        for asked in self._asked:
+            asked.put((options, sequences))
+
+    def answers(self) -> dict[int, list[Any]]:
+        """By rank: the limits, the outputs, and bytes of CUDA graphs."""
+        return {rank: rest for rank, *rest in (self._answer() for _ in self._processes)}
+
+    def _answer(self) -> Any:
+        """The next, from any rank; a rank that has ended gives none."""
+        until_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < until_s:
+            with contextlib.suppress(queue.Empty):
+                return self._answers.get(timeout=1)
+            assert all(process.is_alive() for process in self._processes), "a rank failed: its own output says why"
+        raise AssertionError("no rank answers")
+
+    def close(self) -> None:
+        for asked in self._asked:
+            asked.put(None)
+        for process in self._processes:
+            process.join(timeout=LIMIT_S)
+            assert process.exitcode == 0
 
 
 def prompt_values(sequence: Drive) -> list[list[float]]:
@@ -22,18 +67,18 @@ def prompt_values(sequence: Drive) -> list[list[float]]:
 
 
 def run_rank(rank: int, asked: Any, answers: Any) -> None:
-    """Take options and sequences from `asked` until None comes; put rank, blocks and outputs of each into `answers`."""
+    """Take options and sequences from `asked` until None comes; put into `answers` what came of each."""
     torch.set_num_threads(1)
     while (work := asked.get()) is not None:
         answers.put((rank, *_run(rank, *work)))
 
 
-def _run(rank: int, options: dict[str, Any], sequences: list[Drive]) -> tuple[int, list[Any]]:
+def _run(rank: int, options: dict[str, Any], sequences: list[Drive]) -> tuple[Limits, list[Any], int]:
     # Rank 1 has less memory: the worker must keep to what it has.
-    kv_bytes = options.pop("kv_bytes")[rank]
+    kv_bytes = options.pop("kv_bytes", (None, None))[rank]
     loaded = load_runner(RunnerOptions(rank=rank, kv_cache_memory_bytes=kv_bytes, **options), time.monotonic_ns)
     drive(loaded.runner, sequences, chunk=40, stagger=1)
     outputs = [(sequence.output, sequence.logprobs, prompt_values(sequence)) for sequence in sequences]
-    num_blocks = loaded.runner.limits.num_blocks
+    limits, graph_bytes = loaded.runner.limits, loaded.profile.graph_bytes
     loaded.close()
-    return num_blocks, outputs
+    return limits, outputs, graph_bytes

@@ -21,7 +21,7 @@ class LanguageModel(Protocol):
 
     @property
     def num_layer_weights(self) -> int:
-        """Numbers that all layers of all ranks multiply a token with."""
+        """Numbers that all layers of this rank multiply a token with, or about as many."""
 
     def forward(self, token_ids: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
         """token_ids i64[tokens] -> hidden states [tokens, hidden_size]; given `rows` i64[n], those alone."""
