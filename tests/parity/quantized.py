@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from quantized_fours import FP8, LARGEST, Stored, mxfp4, nvfp4, of_mxfp4, of_nvfp4
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
 TOKENS = {**FLOAT, "strategy": "token", "dynamic": True}
@@ -339,7 +339,22 @@ CASES += [
 ]
 # Of more inputs than layers of most tests have.
 PUBLISHED = _blocks("fp8_block_published", {"quant_method": "fp8", "weight_block_size": [128, 128]}, 128, 128)
-BY_NAME = {case.name: case for case in (*CASES, PUBLISHED)}
+PUBLISHED_AWQ = _words(
+    "awq_published", awq, of_awq, {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, group=128
+)
+BY_NAME = {case.name: case for case in (*CASES, PUBLISHED, PUBLISHED_AWQ)}
+
+
+def round_inputs(model: nn.Module) -> None:
+    """Have all layers but the head multiply inputs that are rounded to 8-bit floats, by a scale for each token."""
+
+    def rounded(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        scales = inputs[0].abs().amax(-1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
+        return ((inputs[0] / scales).to(torch.float8_e4m3fn).float() * scales,)
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            module.register_forward_pre_hook(rounded)
 
 
 def save_quantized(

@@ -6,10 +6,8 @@ stands around them. Kernels and graphs are proved by the tests in half precision
 by those of `tests/unit/kernels`.
 """
 
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from checkpoints import (
@@ -26,20 +24,17 @@ from checkpoints import (
     OF_EXPERTS,
     OF_QWEN3_5,
     SHARED,
-    VOCAB_SIZE,
     WINDOWS,
     Variant,
     save_checkpoint,
     save_rounded_checkpoint,
 )
 from eight_bit_caches import add_scales, rounded_logprobs
-from plans import Drive, drive
+from near_the_likeliest import MAX_GAP, assert_near_the_likeliest, load, rounding, sequences
+from plans import drive
 from teacher import Answered, expected_logprobs, gaps, logprob_errors
-from transformers import PreTrainedModel
 
 from contract.domain.params import Sampling
-from worker_svc.factory import LoadedRunner, load_runner
-from worker_svc.runner_options import RunnerOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -71,13 +66,8 @@ VARIANTS = (
     Variant("qwen3_next", "qwen3_next", {**DELTA_RULE, **OF_EXPERTS, **ALL, **SHARED, "head_dim": 64}),
     Variant("qwen3_5", "qwen3_5", {**OF_QWEN3_5, **WIDE_DELTA_RULE, "head_dim": 64}),
 )
-# In bf16. Weights are exact in both; activations are rounded to 8 bits a few times a layer, against logits some units
-# apart. For the same prompts plain torch in bf16 is off by 0.55 once (Qwen2) and not at the maximum in up to 8 % of the
-# tokens; rounding moves transformers' own logits by up to 0.6. What is wrong is off by several units, and often.
-MAX_GAP = 0.75
 # Of Qwen3-Next plain torch on a CPU is off by 0.71 once, and not at the maximum in 5 % of the tokens.
 QWEN3_NEXT_GAP = 1.0
-MAX_SHARE_OFF = 0.15
 # A logprob is off by the errors of its logit and of the sum over all, as a gap is by those of two logits: the same
 # bound. Plain torch on a CPU in bf16 is off by up to 0.22, and by 0.027 in the mean (Qwen2).
 MAX_MEAN_ERROR = 0.1
@@ -88,38 +78,6 @@ FP32_ERROR = 1e-3
 KEPT_IN_EIGHT_BITS = ("qwen3", "llama", "gpt_oss", "llama4")
 EIGHT_BITS_GAP, EIGHT_BITS_SHARE_OFF = 1.4, 0.25
 NUM_TOP = 2
-NUM_PROMPTS = 40
-
-
-def load(directory: Path, **options: object) -> LoadedRunner:
-    defaults: dict[str, object] = {
-        "device": "cuda",
-        "max_num_seqs": NUM_PROMPTS,
-        "num_blocks": 1500,
-        "max_num_batched_tokens": 16384,
-    }
-    return load_runner(RunnerOptions(str(directory), **(defaults | options)), time.monotonic_ns)  # type: ignore[arg-type]
-
-
-def sequences(sampling: Sampling) -> list[Drive]:
-    rng = np.random.default_rng(3)
-    lengths = [1, 2, 63, 64, 65, 400, *rng.integers(1, 400, NUM_PROMPTS - 6).tolist()]
-    return [Drive(rng.integers(3, VOCAB_SIZE, length).tolist(), 24, sampling, seed=length) for length in lengths]
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """How coarse it is beside bf16: an eighth for fp16, in which plain torch on a CPU is off by an eighth as well."""
-    return torch.finfo(dtype).eps / torch.finfo(torch.bfloat16).eps
-
-
-def assert_near_the_likeliest(
-    model: PreTrainedModel, drives: list[Drive], dtype: torch.dtype = torch.bfloat16, max_gap: float = MAX_GAP
-) -> None:
-    model.to("cuda", torch.float32)
-    answers = [Answered.of(each) for each in drives]
-    found = torch.cat([gaps(expected_logprobs(model, each), each) for each in answers])
-    assert float(found.max()) < max_gap * rounding(dtype)
-    assert float((found > 0).float().mean()) < MAX_SHARE_OFF * rounding(dtype)
 
 
 def check_tokens(directory: Path, variant: Variant, dtype: torch.dtype, stagger: int, *, cuda_graphs: bool) -> None:

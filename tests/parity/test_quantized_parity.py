@@ -15,7 +15,7 @@ import torch
 from checkpoints import VARIANTS, VOCAB_SIZE, save_checkpoint
 from environments import CLIENTS, python_with
 from plans import Drive, drive
-from quantized import BY_NAME, CASES, Case, fp8_block, save_mxfp4, save_quantized
+from quantized import BY_NAME, CASES, Case, fp8_block, round_inputs, save_mxfp4, save_quantized
 from safetensors.torch import load_file
 from teacher import Answered, expected_logprobs, logprob_errors
 from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
@@ -81,18 +81,6 @@ def test_quantized_checkpoints_are_what_transformers_makes_of_their_weights(
         save_quantized(tmp_path / "whole", tmp_path / str(is_dense), case, is_dense=is_dense)
     dense = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
     assert_like(dense, tmp_path / "False")
-
-
-def round_inputs(model: PreTrainedModel) -> None:
-    """Have all layers but the head multiply inputs that are rounded to 8-bit floats, by a scale for each token."""
-
-    def rounded(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        scales = inputs[0].abs().amax(-1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
-        return ((inputs[0] / scales).to(torch.float8_e4m3fn).float() * scales,)
-
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name != "lm_head":
-            module.register_forward_pre_hook(rounded)
 
 
 @pytest.mark.parametrize("name", ["llama_llama3_rope_tied", "qwen3_biases", "phi3_packed", "gemma2_caps_and_windows"])
