@@ -15,6 +15,7 @@ from worker_svc.core.distributed import Group
 from worker_svc.core.formats.fp8_channel import kernels_have_fp8
 from worker_svc.core.formats.int4 import Int4Format
 from worker_svc.core.formats.stacked.fp4 import StackedFp4Format
+from worker_svc.core.formats.stacked.int4 import StackedInt4Format
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.layers.delta_rule import delta_rule_state
@@ -37,7 +38,8 @@ from worker_svc.weights import fill_randomly, has_own_head, load_weights
 _log = logging.getLogger(__name__)
 
 _AS_COMPUTED = "auto"
-_IN_WORDS = {Int4Format: "int4", StackedFp4Format: "fp4"}  # forms of which a word has eight numbers
+# Forms of which a word has eight numbers.
+_IN_WORDS = {Int4Format: "int4", StackedInt4Format: "int4", StackedFp4Format: "fp4"}
 KV_CACHE_DTYPES = (_AS_COMPUTED, "fp8", "fp8_e4m3")  # the last two are one
 
 

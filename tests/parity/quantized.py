@@ -339,10 +339,36 @@ CASES += [
 ]
 # Of more inputs than layers of most tests have.
 PUBLISHED = _blocks("fp8_block_published", {"quant_method": "fp8", "weight_block_size": [128, 128]}, 128, 128)
-PUBLISHED_AWQ = _words(
-    "awq_published", awq, of_awq, {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, group=128
-)
-BY_NAME = {case.name: case for case in (*CASES, PUBLISHED, PUBLISHED_AWQ)}
+PUBLISHED_FOURS = [
+    _words(
+        "awq_published",
+        awq,
+        of_awq,
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
+        group=128,
+    ),
+    _words(
+        "gptq_published",
+        gptq,
+        of_gptq,
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        group=128,
+        bits=4,
+        less=1,
+        order=False,
+    ),
+    _words(
+        "packed_published",
+        packed,
+        of_packed,
+        compressed_tensors({**INT, "num_bits": 4, "strategy": "group", "group_size": 128}, format="pack-quantized"),
+        group=128,
+        bits=4,
+        order=False,
+        zeros=False,
+    ),
+]
+BY_NAME = {case.name: case for case in (*CASES, PUBLISHED, *PUBLISHED_FOURS)}
 
 
 def round_inputs(model: nn.Module) -> None:

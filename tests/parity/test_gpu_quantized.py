@@ -52,6 +52,7 @@ def assert_tokens_like(model: PreTrainedModel, directory: Path, max_gap: float, 
         *((DENSE, name) for name in ROUNDED),
         (MIXTURE, "fp8_channel"),
         (MIXTURE, "fp8_block_published"),
+        *((MIXTURE, name) for name in ("awq", "awq_published", "gptq_4_bits_one_group", "packed_4_bits_zeros")),
     ],
     ids=lambda each: getattr(each, "name", each),
 )

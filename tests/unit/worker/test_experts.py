@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
-from quantized import CASES, Case
+from quantized import BY_NAME, CASES, PUBLISHED_FOURS, Case
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -14,10 +14,12 @@ from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.distributed import Group
+from worker_svc.core.formats.awq import AwqFormat
 from worker_svc.core.formats.stacked.choice import FLOATS_ALONE, find_stacked_reading, kernel_forms
-from worker_svc.core.formats.stacked.floats import StackedFloatsFormat
+from worker_svc.core.formats.stacked.floats import StackedFloats, StackedFloatsFormat
 from worker_svc.core.formats.stacked.fp4 import StackedFp4Format, pack_fp4
 from worker_svc.core.formats.stacked.fp8 import StackedFp8, StackedFp8Format
+from worker_svc.core.formats.stacked.int4 import StackedInt4, StackedInt4Format, pack_int4
 from worker_svc.core.formats.stacked.interface import StackedFormat
 from worker_svc.core.kernels.linear.product import Product
 from worker_svc.core.layers.experts import Router
@@ -34,6 +36,8 @@ from worker_svc.core.quantization.spec import (
     Fp8ChannelSpec,
     Fp8OnlineSpec,
     Fp8TensorSpec,
+    GptqSpec,
+    IntSpec,
     Mxfp4Spec,
     QuantizationSpec,
 )
@@ -142,32 +146,69 @@ class Kernels(TorchOperations):
     expert_forms = kernel_forms(torch.device("cpu"))
 
 
-@pytest.mark.parametrize("operations", [TorchOperations(), Kernels()], ids=["widened", "as stored"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_quantized_experts_are_those_that_they_stand_for_on_each_rank(
-    tmp_path: Path, case: Case, operations: TorchOperations
-) -> None:
+def assert_ranks_have_their_parts(
+    directory: Path, case: Case, operations: TorchOperations, size: int, num_ranks: int = 2
+) -> list[StackedLinear]:
+    """Of three experts of this size, each rank has what stored tensors stand for; the products of all ranks."""
     torch.manual_seed(8)
     names = [f"e.{number}.{name}" for number in range(3) for name in ("gate", "up", "down")]
-    quantized = {name: case.quantize(torch.randn(32, 96) if "down" in name else torch.randn(96, 32)) for name in names}
+    drawn = {name: torch.randn(32, size) if "down" in name else torch.randn(size, 32) for name in names}
+    quantized = {name: case.quantize(each) for name, each in drawn.items()}
     whole = {name: case.stands_for(pieces) for name, pieces in quantized.items()}
     tensors = {f"{name}.{suffix}": each for name, pieces in quantized.items() for suffix, each in pieces.items()}
-    save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    save_file({name: each.contiguous() for name, each in tensors.items()}, directory / "model.safetensors")
     gate, up, down = (StoredRows(f"e.{{expert}}.{name}") for name in ("gate", "up", "down"))
-    spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(96, gate, up, down))
+    spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(size, gate, up, down))
     quantization = parse_quantization(case.config)
-    for rank in range(2):
-        placement = Placement(torch.device("cpu"), torch.float32, Group(rank, 2), operations, quantization)
-        part = placement.columns(96, math.lcm(16, inputs_together(placement, spec, down)))
-        inputs = StackedLinear(placement, spec, [Projection(each, 96, part) for each in (gate, up)], 32)
-        output = StackedLinear(placement, spec, [Projection(down, 32, slice(0, 32))], 96, part)
-        load_weights(tmp_path, placement.wanted, placement.conversions, unused_suffixes=quantization.unused)
+    found = []
+    for rank in range(num_ranks):
+        placement = Placement(torch.device("cpu"), torch.float32, Group(rank, num_ranks), operations, quantization)
+        part = placement.columns(size, math.lcm(16, inputs_together(placement, spec, down)))
+        inputs = StackedLinear(placement, spec, [Projection(each, size, part) for each in (gate, up)], 32)
+        output = StackedLinear(placement, spec, [Projection(down, 32, slice(0, 32))], size, part)
+        load_weights(directory, placement.wanted, placement.conversions, unused_suffixes=quantization.unused)
         for number in range(3):
             expected = torch.cat([whole[f"e.{number}.{name}"][part] for name in ("gate", "up")])
             torch.testing.assert_close(inputs.weight.of(number), expected)
             torch.testing.assert_close(output.weight.of(number), whole[f"e.{number}.down"][:, part])
         assert inputs.weight.inputs == 32
         assert inputs.weight.outputs == 2 * (part.stop - part.start)
+        found += [inputs, output]
+    return found
+
+
+@pytest.mark.parametrize("operations", [TorchOperations(), Kernels()], ids=["widened", "as stored"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_quantized_experts_are_those_that_they_stand_for_on_each_rank(
+    tmp_path: Path, case: Case, operations: TorchOperations
+) -> None:
+    assert_ranks_have_their_parts(tmp_path, case, operations, 96)
+
+
+@pytest.mark.parametrize("case", PUBLISHED_FOURS, ids=lambda case: case.name)
+@pytest.mark.parametrize(("size", "num_ranks", "inputs"), [(320, 2, [256, 64]), (384, 1, [384]), (208, 1, [208])])
+def test_ranks_part_integers_of_4_bits_between_groups(
+    tmp_path: Path, case: Case, size: int, num_ranks: int, inputs: list[int]
+) -> None:
+    found = assert_ranks_have_their_parts(tmp_path, case, Kernels(), size, num_ranks)
+    assert all(isinstance(each.weight, StackedInt4) for each in found)
+    assert [each.weight.inputs for each in found[1::2]] == inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "num_ranks"),
+    [
+        ("awq_published", 128, 2),  # there is but one group
+        ("awq_published", 256, 3),
+        ("mxfp4_packed", 40, 1),  # ups would begin within outputs that stand together
+        ("packed_4_bits_outputs", 40, 1),
+    ],
+)
+def test_experts_that_cannot_be_cut_as_they_are_stored_are_widened(
+    tmp_path: Path, name: str, size: int, num_ranks: int
+) -> None:
+    found = assert_ranks_have_their_parts(tmp_path, BY_NAME[name], Kernels(), size, num_ranks)
+    assert all(isinstance(each.weight, StackedFloats) for each in found)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +220,14 @@ def test_quantized_experts_are_those_that_they_stand_for_on_each_rank(
         (Fp8BlockSpec(16, 128, "weight_scale"), StackedFp8Format(128)),
         (Fp8BlockSpec(16, 20, "weight_scale"), None),  # groups of which kernels cannot take a step
         (Mxfp4Spec(has_blocks=False), StackedFp4Format()),
-        (AwqSpec(128), None),
+        *((AwqSpec(group), StackedInt4Format(group)) for group in (None, 16, 32, 64, 128, 384)),
+        *((AwqSpec(group), None) for group in (8, 48, 192)),  # which no block has, or is a part of
+        (GptqSpec(4, 32, has_order=False, zeros_less_one=True), StackedInt4Format(32)),
+        (GptqSpec(4, 32, has_order=True, zeros_less_one=True), None),
+        (GptqSpec(8, 32, has_order=False, zeros_less_one=True), None),
+        (IntSpec(4, is_packed=True, group=128, has_zeros=False, has_order=False), StackedInt4Format(128)),
+        (IntSpec(4, is_packed=True, group=128, has_zeros=False, has_order=True), None),
+        (IntSpec(8, is_packed=True, group=128, has_zeros=False, has_order=False), None),
     ],
 )
 def test_experts_are_kept_in_the_form_that_kernels_multiply(spec: FormatSpec, form: StackedFormat | None) -> None:
@@ -205,7 +253,9 @@ def test_outputs_of_stored_experts_are_scaled(factor: float) -> None:
     found = [pack_fp4(*each) for each in zip(packed, exponents, strict=True)]
     fours = StackedFp4Format().stack({name: torch.stack([each[name] for each in found]) for name in found[0]}, 96)
     eights = StackedFp8(torch.randn(2, 6, 96).to(torch.float8_e4m3fn), torch.rand(2, 6, 3), 32)
-    for weight in (fours, eights):
+    made = pack_int4(AwqFormat(AwqSpec(16)), BY_NAME["awq"].quantize(torch.randn(6, 96)))
+    integers = StackedInt4Format(16).stack({name: torch.stack([each, each]) for name, each in made.items()}, 96)
+    for weight in (fours, eights, integers):
         before = weight.of(1)
         weight.scale_outputs(factor)
         torch.testing.assert_close(weight.of(1), before * factor)

@@ -76,9 +76,14 @@ def find_multiplied(quantization: QuantizationSpec) -> Format | None:
     return converted.multiplied if converted is not None else None
 
 
+def find_int4(spec: FormatSpec) -> IntegersFormat | None:
+    """The format of integers of 4 bits, in order; None: they are not such."""
+    integers = _INTEGERS[type(spec)](spec) if type(spec) in _INTEGERS else None
+    return integers if integers is not None and integers.is_int4 else None
+
+
 def _find_converted(spec: FormatSpec) -> ConvertedFormat | None:
     if type(spec) in _CONVERTED:
         return _CONVERTED[type(spec)](spec)
-    if type(spec) in _INTEGERS and (integers := _INTEGERS[type(spec)](spec)).is_int4:
-        return ToInt4(integers)
-    return None
+    integers = find_int4(spec)
+    return None if integers is None else ToInt4(integers)

@@ -12,7 +12,7 @@ from worker_svc.core.formats.words import BLOCK, WORD, WORD_BITS, WORDS, from_wo
 
 INT4_BITS = 4
 _ZERO_MASK = 15  # of a scale's bits: those of the zero
-_NUMBERS, _SCALES = "numbers", "scales_and_zeros"
+NUMBERS, SCALES = "numbers", "scales_and_zeros"  # suffixes of tensors
 _EVEN_ZERO, _EVEN_DEVIATION = 8, 85**0.5 / 2  # of numbers from 0 to 15 that are as frequent as each other
 
 
@@ -73,9 +73,7 @@ class Int4:
 
     def scale_outputs(self, factor: float) -> None:
         """Implement `Packed.scale_outputs`."""
-        bits = self.scales.view(WORD)
-        scales = (bits & ~_ZERO_MASK).view(torch.float32) * factor
-        self.scales.copy_(_with_zeros(scales, bits & _ZERO_MASK))
+        self.scales.copy_(multiply_scales(self.scales, factor))
 
     def reorder_outputs(self, order: Tensor) -> None:
         """Implement `Packed.reorder_outputs`."""
@@ -93,17 +91,17 @@ class Int4Format:
     def pieces(self) -> tuple[Piece, ...]:
         """Implement `StoredFormat.pieces`."""
         return (
-            Piece(_NUMBERS, (OUT, Dim("in", BLOCK), Dim("none", WORDS)), WORD),
-            Piece(_SCALES, (groups(self.group), OUT), torch.float32),
+            Piece(NUMBERS, (OUT, Dim("in", BLOCK), Dim("none", WORDS)), WORD),
+            Piece(SCALES, (groups(self.group), OUT), torch.float32),
         )
 
     def widen(self, tensors: Tensors) -> Tensor:
         """Implement `StoredFormat.widen`."""
-        return self.pack(tensors, tensors[_NUMBERS].shape[1] * BLOCK).widen(torch.float32)
+        return self.pack(tensors, tensors[NUMBERS].shape[1] * BLOCK).widen(torch.float32)
 
     def pack(self, tensors: Tensors, inputs: int) -> Int4:
         """Implement `Format.pack`."""
-        return Int4(tensors[_NUMBERS], tensors[_SCALES], inputs, self.group)
+        return Int4(tensors[NUMBERS], tensors[SCALES], inputs, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +136,12 @@ def pack_integers(integers: Integers, inputs: int, group: int | None) -> Int4:
     return Int4Format(group).pack(tensors, inputs)
 
 
+def multiply_scales(packed: Tensor, factor: float) -> Tensor:
+    """Scales with zeros, f32, whose scales are multiplied by `factor`."""
+    bits = packed.view(WORD)
+    return _with_zeros((bits & ~_ZERO_MASK).view(torch.float32) * factor, bits & _ZERO_MASK)
+
+
 def even_scales(like: Tensor, deviation: float) -> Tensor:
     """Scales with zeros, f32, with which numbers of all values, evenly drawn, give weights of this deviation."""
     zeros = torch.full_like(like, _EVEN_ZERO, dtype=WORD)
@@ -152,7 +156,7 @@ def widen_integers(integers: Integers, group: int | None) -> Tensor:
 
 
 def _tensors(integers: Integers) -> Tensors:
-    return {_NUMBERS: _pack(integers.numbers), _SCALES: _with_zeros(integers.scales, integers.zeros).t()}
+    return {NUMBERS: _pack(integers.numbers), SCALES: _with_zeros(integers.scales, integers.zeros).t()}
 
 
 def _pack(numbers: Tensor) -> Tensor:

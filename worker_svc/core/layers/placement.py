@@ -10,7 +10,7 @@ from contract.domain.errors import unimplemented
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.choice import find_reading
 from worker_svc.core.formats.interface import Format, Multiplied, Piece, Reading, Tensors
-from worker_svc.core.formats.stacked.choice import FLOATS_ALONE, find_stacked_reading
+from worker_svc.core.formats.stacked.choice import FLOATS_ALONE, Forms, find_stacked_reading
 from worker_svc.core.formats.stacked.interface import StackedFormat
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
@@ -96,9 +96,13 @@ class Placement:
         """The reading of the part of this name; as `find_reading`, by the checkpoint's quantization."""
         return find_reading(self.quantization, name, widens=widens)
 
-    def stacked_readings_of(self, names: Sequence[str]) -> list[Reading[StackedFormat]]:
-        """Those of the experts of these names, which are multiplied in one form: floats, if that would be several."""
-        readings = [find_stacked_reading(self.quantization, name, self.operations.expert_forms) for name in names]
+    def stacked_readings_of(self, names: Sequence[str], forms: Forms | None = None) -> list[Reading[StackedFormat]]:
+        """Those of the experts of these names, which are multiplied in one form: floats, if that would be several.
+
+        forms: of which it is one; None: of those that are multiplied here.
+        """
+        forms = self.operations.expert_forms if forms is None else forms
+        readings = [find_stacked_reading(self.quantization, name, forms) for name in names]
         if all(type(each.multiplied) is type(readings[0].multiplied) for each in readings):
             return readings
         return [find_stacked_reading(self.quantization, name, FLOATS_ALONE) for name in names]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from worker_svc.core.formats.interface import Reading, Tensors
+from worker_svc.core.formats.stacked.choice import FLOATS_ALONE
 from worker_svc.core.formats.stacked.floats import StackedFloatsFormat
 from worker_svc.core.formats.stacked.interface import StackedFormat
 from worker_svc.core.layers.linear import Projection
@@ -77,10 +78,14 @@ _Readings = Mapping[str, Reading[StackedFormat]]  # by the name of a layer: of o
 
 
 def _readings(placement: Placement, spec: ExpertsSpec, stored: Sequence[StoredRows]) -> _Readings:
-    """Those of all layers, which are multiplied in one form."""
+    """Those of all layers, which are multiplied in one form: floats, where another cannot be cut for all ranks."""
     count = spec.count if spec.layout == "single" else 1
     names = [rows.name.format(expert=expert) for rows in stored for expert in range(count)]
-    return dict(zip(names, placement.stacked_readings_of(names), strict=True))
+    readings = placement.stacked_readings_of(names)
+    form, size = readings[0].multiplied, spec.each.size
+    if size % form.outputs_together or -(-size // form.unit) < placement.group.world_size:
+        readings = placement.stacked_readings_of(names, FLOATS_ALONE)
+    return dict(zip(names, readings, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

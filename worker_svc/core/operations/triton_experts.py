@@ -6,6 +6,7 @@ from torch import Tensor
 from worker_svc.core.formats.stacked.floats import StackedFloats
 from worker_svc.core.formats.stacked.fp4 import StackedFp4
 from worker_svc.core.formats.stacked.fp8 import StackedFp8
+from worker_svc.core.formats.stacked.int4 import StackedInt4
 from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.experts.routing import (
     Choosing,
@@ -18,7 +19,7 @@ from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.sorting import sort_pairs
 from worker_svc.core.kernels.experts.tile_stream import add_streamed, can_stream
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
-from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP8, ExpertWeights
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP8, INT4, ExpertWeights
 from worker_svc.core.kernels.experts.widening import takes_floats, widen
 from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.models.spec import RouterSpec
@@ -60,6 +61,9 @@ def weights_of(weight: StackedWeight) -> ExpertWeights:
     if isinstance(weight, StackedFp4):
         exponents = weight.exponents.view(torch.int32).squeeze(-1)
         return ExpertWeights(FP4, weight.numbers, weight.inputs, exponents, weight.scales)
+    if isinstance(weight, StackedInt4):
+        scales = weight.scales.view(torch.int32)
+        return ExpertWeights(INT4, weight.numbers, weight.inputs, scales=scales, group=weight.group or 0)
     if isinstance(weight, StackedFp8):
         return ExpertWeights(FP8, weight.numbers, weight.inputs, scales=weight.scales, group=weight.group or 0)
     assert isinstance(weight, StackedFloats), "a form without kernels"

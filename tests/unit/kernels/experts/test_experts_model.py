@@ -18,25 +18,45 @@ NUM_TOP = 5
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on the CPU, where Triton interprets")
 
 
-@pytest.mark.parametrize("format_", ["mxfp4", "fp8_channel", "fp8_block_wide", "fp8_tensor_weights"])
-def test_experts_as_they_are_stored_give_what_widened_ones_give(tmp_path: Path, format_: str) -> None:
-    """By kernels and by torch."""
-    variant = VARIANT["gpt_oss_sinks" if format_ == "mxfp4" else "glm4_moe_groups_and_correction"]
-    save_checkpoint(tmp_path / "whole", replace(variant, options={**variant.options, "head_dim": 64}))
+GLM4 = "glm4_moe_groups_and_correction"
+QWEN3 = "qwen3_moe_renormalised"
+
+
+@pytest.mark.parametrize(
+    ("format_", "name", "kept"),
+    [
+        ("mxfp4", "gpt_oss_sinks", "fp4"),
+        ("fp8_channel", GLM4, None),
+        *((each, GLM4, "float8_e4m3fn") for each in ("fp8_block_wide", "fp8_tensor_weights")),
+        *((each, QWEN3, "int4") for each in ("awq", "awq_published", "gptq_published", "packed_4_bits_zeros")),
+    ],
+)
+def test_experts_as_they_are_stored_give_what_widened_ones_give(
+    tmp_path: Path, format_: str, name: str, kept: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By kernels, of many rows and of one, and by torch, which widens them."""
+    caplog.set_level("INFO")
+    variant = VARIANT[name]
+    sizes = {"head_dim": 64, **({"hidden_size": 128, "moe_intermediate_size": 208} if name == QWEN3 else {})}
+    save_checkpoint(tmp_path / "whole", replace(variant, options={**variant.options, **sizes}))
     if format_ == "mxfp4":
         save_mxfp4(tmp_path / "whole", tmp_path / "stored")
     else:
         save_quantized(tmp_path / "whole", tmp_path / "stored", BY_NAME[format_])
-    found = []
+    found, sizes_of_weights = [], []
     for attention in ("torch", "triton"):
         options = RunnerOptions(
             str(tmp_path / "stored"), device="cpu", dtype="float32", num_blocks=50, attention=attention
         )
         loaded = load_runner(options, lambda: 0)
-        sequence = Drive(list(range(5, 45)), 1, Sampling(temperature=0.0, num_logprobs=NUM_TOP))
+        sequence = Drive(list(range(5, 38)), 1, Sampling(temperature=0.0, num_logprobs=NUM_TOP))
         drive(loaded.runner, [sequence], chunk=32)
+        sizes_of_weights.append(loaded.profile.weights_bytes)
         loaded.close()
         found.append(sequence)
-    widened, kept = found
-    assert kept.output == widened.output
-    assert max(abs(one - other) for one, other in zip(kept.logprobs, widened.logprobs, strict=True)) < 1e-4
+    by_torch, by_kernels = found
+    assert by_kernels.output == by_torch.output
+    assert max(abs(one - other) for one, other in zip(by_kernels.logprobs, by_torch.logprobs, strict=True)) < 1e-4
+    assert sizes_of_weights[1] < sizes_of_weights[0]
+    told = [each.__dict__["to"] for each in caplog.records if each.message == "weights converted"]
+    assert (kept in told) == (kept is not None)  # what is not converted is not told of

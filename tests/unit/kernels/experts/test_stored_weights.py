@@ -1,6 +1,7 @@
 """Products with experts' weights as they are stored, in 8 and 4 bits, against what these stand for."""
 
 import importlib
+from dataclasses import dataclass
 from unittest.mock import MagicMock
 
 import pytest
@@ -10,9 +11,14 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, randn
 from torch import Tensor
 
 from worker_svc.core.formats.fp8_channel import FP8, round_rows
-from worker_svc.core.formats.stacked.fp4 import GROUP, TOGETHER, StackedFp4, pack_fp4
+from worker_svc.core.formats.int4 import INT4_BITS, Integers
+from worker_svc.core.formats.integers import IntFormat
+from worker_svc.core.formats.interface import Tensors
+from worker_svc.core.formats.stacked.fp4 import GROUP, StackedFp4, pack_fp4
 from worker_svc.core.formats.stacked.fp8 import StackedFp8
+from worker_svc.core.formats.stacked.int4 import StackedInt4, StackedInt4Format, pack_int4
 from worker_svc.core.formats.stacked.interface import StackedWeight
+from worker_svc.core.formats.stacked.together import TOGETHER
 from worker_svc.core.formats.words import BLOCK, WORDS
 from worker_svc.core.kernels import words
 from worker_svc.core.kernels.experts import weights as kernel_weights
@@ -20,14 +26,18 @@ from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.sorting import SortedPairs, sort_pairs
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
-from worker_svc.core.kernels.experts.weights import FLOATS, FP4, ExpertWeights
+from worker_svc.core.kernels.experts.tuning import Tile
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, INT4, ExpertWeights
 from worker_svc.core.kernels.experts.weights import FP8 as FP8_FORM
 from worker_svc.core.kernels.experts.widening import takes_floats, widen
 from worker_svc.core.operations.torch_experts import gated
 from worker_svc.core.operations.triton_experts import weights_of
+from worker_svc.core.quantization.spec import IntSpec
 
 EXPERTS, TOP_K = 5, 2
-TILES = "worker_svc.core.kernels.experts.tiles"
+INT4_GROUPS = {"int4": None, **{f"int4_{group}": group for group in (16, 32, 64, 128, 256)}}
+EXPERT_KERNELS = "worker_svc.core.kernels.experts"
+TILES = f"{EXPERT_KERNELS}.tiles"
 
 
 def four_bits(outputs: int, inputs: int, seed: int, powers: int = 6) -> StackedFp4:
@@ -56,9 +66,36 @@ def eight_bits(outputs: int, inputs: int, seed: int, group: int | None) -> Stack
     return StackedFp8(randn(EXPERTS, outputs, inputs, seed=seed, dtype=torch.float32).to(FP8), scales, group)
 
 
+@dataclass(frozen=True)
+class Drawn(IntFormat):
+    """Gives integers that are there."""
+
+    integers: Integers
+
+    def read(self, _tensors: Tensors) -> Integers:
+        return self.integers
+
+
+def integers(outputs: int, inputs: int, seed: int, group: int | None) -> StackedInt4:
+    """Any numbers and zeros; scales as checkpoints have them, in half precision."""
+    draw = torch.Generator().manual_seed(seed)
+    groups, found = 1 if group is None else -(-inputs // group), []
+    for _ in range(EXPERTS):
+        numbers, zeros = (
+            torch.randint(0, 16, (outputs, count), generator=draw, dtype=torch.int32) for count in (inputs, groups)
+        )
+        scales = ((torch.rand(outputs, groups, generator=draw) + 0.5) * 0.2 * inputs**-0.5).half().float()
+        spec = IntSpec(INT4_BITS, is_packed=True, group=group, has_zeros=True, has_order=False)
+        found.append(pack_int4(Drawn(spec, Integers(numbers, zeros, scales)), {}))
+    tensors = {name: torch.stack([each[name] for each in found]).to(DEVICE) for name in found[0]}
+    return StackedInt4Format(group).stack(tensors, inputs)
+
+
 def weights(form: str, outputs: int, inputs: int, seed: int) -> StackedWeight:
     if form == "fp4":
         return four_bits(outputs, inputs, seed)
+    if form.startswith("int4"):
+        return integers(outputs, inputs, seed, INT4_GROUPS[form])
     return eight_bits(outputs, inputs, seed, {"fp8": None, "fp8_groups": 64, "fp8_few": 32}[form])
 
 
@@ -66,8 +103,8 @@ def floats(weight: StackedWeight) -> Tensor:
     return torch.stack([weight.of(expert).double() for expert in range(weight.count)])
 
 
-@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few"])
-@pytest.mark.parametrize("rows", [1, 9, 70])
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few", *INT4_GROUPS])
+@pytest.mark.parametrize("rows", [3, 9, 70])
 @pytest.mark.parametrize(("size", "hidden"), [(64, 192), (96, 160)])
 def test_products_are_those_of_what_weights_stand_for(form: str, rows: int, size: int, hidden: int) -> None:
     up, down = weights(form, 2 * size, hidden, 1), weights(form, hidden, size, 3)
@@ -85,14 +122,14 @@ def test_products_are_those_of_what_weights_stand_for(form: str, rows: int, size
     by_rows = residual.clone()
     add_tiles(between, weights_of(down), None, to, pairs, residual)
     assert_near(residual, expected)
-    if rows < 10:
+    if takes_rows(weights_of(up), rows * TOP_K):
         of_rows = gate_rows(x, weights_of(up), bias, to, activation="clamped_silu")
         assert_near(of_rows, gated(*product.chunk(2, 1), "clamped_silu"))
         add_rows(between, weights_of(down), None, to, by_rows)
         assert_near(by_rows, expected)
 
 
-@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups"])
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "int4", "int4_16", "int4_128"])
 def test_weights_are_those_of_what_rows_are_given_or_of_what_they_give(form: str) -> None:
     up, down, x = weights(form, 128, 96, 1), weights(form, 96, 64, 3), randn(2, 96, seed=1)
     to = Routed(
@@ -107,7 +144,7 @@ def test_weights_are_those_of_what_rows_are_given_or_of_what_they_give(form: str
     assert_near(found, expected.double())
 
 
-@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few"])
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few", *INT4_GROUPS])
 @pytest.mark.parametrize(("outputs", "inputs"), [(20, 96), (33, 640)])
 def test_widened_weights_are_what_they_stand_for(form: str, outputs: int, inputs: int) -> None:
     weight = weights(form, outputs, inputs, 1)
@@ -123,6 +160,48 @@ def test_four_bits_are_widened_as_if_rounded_once(inputs: int, dtype: torch.dtyp
     assert torch.equal(widen(weights_of(weight), dtype).numbers, floats(weight).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("form", INT4_GROUPS)
+def test_integers_are_widened_as_if_rounded_once(form: str, dtype: torch.dtype) -> None:
+    weight = weights(form, 33, 640, 1)
+    assert torch.equal(widen(weights_of(weight), dtype).numbers, floats(weight).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("form", ["int4", "int4_16", "int4_128"])
+def test_integers_are_multiplied_in_every_dtype(form: str, dtype: torch.dtype) -> None:
+    up, x = weights(form, 2 * 32, 200, 1), randn(2, 200, dtype=dtype)
+    to = Routed(torch.tensor([[1, 4], [4, 0]], dtype=torch.int32, device=DEVICE), torch.ones(2, 2, device=DEVICE))
+    product = torch.einsum("pk,pnk->pn", x.double().repeat_interleave(2, 0), floats(up)[to.ids.flatten().long()])
+    expected, near = gated(*product.chunk(2, 1), "silu"), 1e-2 if dtype == torch.bfloat16 else 1e-5
+    assert_near(gate_rows(x, weights_of(up), None, to, activation="silu"), expected, near)
+    assert_near(widen(weights_of(up), dtype).numbers, floats(up), near)
+    if dtype != torch.bfloat16 or DEVICE.type == "cuda":  # the interpreter's products are not a device's
+        found = gate_tiles(x, weights_of(up), None, to, sort_pairs(to.ids, EXPERTS), activation="silu")
+        assert_near(found, expected, 1e-2 if DEVICE.type == "cuda" else near)  # of a device's fp32 by tf32
+
+
+@pytest.mark.parametrize("form", INT4_GROUPS)
+def test_scales_are_multiplied_with_numbers_or_with_sums(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles say which: both give what weights stand for."""
+    up, down, x = weights(form, 2 * 40, 288, 1), weights(form, 288, 40, 2), randn(7, 288)
+    ids = torch.arange(14).view(7, 2) % 3
+    to = Routed(ids.to(DEVICE, torch.int32), torch.ones(7, 2, device=DEVICE))
+    pairs, flat = sort_pairs(to.ids, EXPERTS), ids.flatten().to(DEVICE)
+    product = torch.einsum("pk,pnk->pn", x.double().repeat_interleave(2, 0), floats(up)[flat])
+    asked = []
+    for scaled in (False, True):
+        tile = Tile(16, 64, BLOCK, 4, 3, scaled)
+        monkeypatch.setattr(f"{TILES}.tile_for", lambda *_args, tile=tile, **_more: asked.append(tile) or tile)
+        between = gate_tiles(x, weights_of(up), None, to, pairs, activation="silu")
+        assert_near(between, gated(*product.chunk(2, 1), "silu"))
+        added = torch.zeros_like(x)
+        add_tiles(between, weights_of(down), None, to, pairs, added)
+        given = torch.einsum("pk,pnk->pn", between.double(), floats(down)[flat])
+        assert_near(added, given.unflatten(0, (-1, 2)).sum(1))
+    assert len(asked) == 4
+
+
 def test_few_pairs_have_rows_and_many_have_floats() -> None:
     fours, eights = weights_of(four_bits(4, 64, 1)), weights_of(eight_bits(4, 64, 1, None))
     assert takes_rows(fours, 4)
@@ -130,10 +209,16 @@ def test_few_pairs_have_rows_and_many_have_floats() -> None:
     assert not takes_rows(fours, 1000)
     assert not takes_floats(fours, 10_000)
     assert takes_floats(fours, 20_000)
+    whole = weights_of(integers(4, 64, 1, 32))
+    assert takes_rows(whole, 8)
+    assert not takes_rows(whole, 1000)
+    assert not takes_floats(whole, 10_000)
+    assert takes_floats(whole, 20_000)
     dense = ExpertWeights(FLOATS, randn(EXPERTS, 4, 64), 64)
     assert takes_rows(dense, 8)
     assert not takes_rows(dense, 1000)
     assert not takes_floats(dense, 1 << 20)
+    assert widen(dense, DTYPE) is dense
 
 
 def test_kernels_and_formats_have_the_same_blocks() -> None:
@@ -153,32 +238,83 @@ def in_blocks() -> ExpertWeights:
     return ExpertWeights(FP8_FORM, numbers, 2048, scales=scales, group=128)
 
 
+def of_qwen(outputs: int, inputs: int, group: int) -> ExpertWeights:
+    """As Qwen3-30B-A3B's in 4 bits, with fewer experts; group: as `ExpertWeights` has it."""
+    numbers = torch.zeros(8, outputs // TOGETHER, inputs // BLOCK, TOGETHER, WORDS, dtype=torch.int32)
+    steps, each = (inputs // max(group, BLOCK), max(1, BLOCK // group)) if group else (1, 1)
+    scales = torch.zeros(8, steps, outputs, each, dtype=torch.int32)
+    return ExpertWeights(INT4, numbers, inputs, scales=scales, group=group)
+
+
 def some_pairs(rows: int, experts: int) -> tuple[Routed, SortedPairs]:
     to = Routed(torch.zeros(rows, 4, dtype=torch.int32), torch.zeros(rows, 4))
     return to, SortedPairs(torch.zeros(rows * 4, dtype=torch.int32), *torch.zeros(2, experts, dtype=torch.int32))
 
 
-def launch(form: int) -> None:
-    weight = of_gpt_oss(5760) if form == FP4 else in_blocks()
-    for rows in (8, 32, 64, 256, 1024):
+def launch(weight: ExpertWeights, dtype: torch.dtype = torch.bfloat16, fewest: int = 8) -> None:
+    for rows in (each for each in (8, 32, 64, 256, 1024) if each >= fewest):
         to, pairs = some_pairs(rows, weight.count)
-        gate_tiles(torch.zeros(rows, weight.inputs, dtype=torch.bfloat16), weight, None, to, pairs, activation="silu")
+        gate_tiles(torch.zeros(rows, weight.inputs, dtype=dtype), weight, None, to, pairs, activation="silu")
 
 
-def launch_added() -> None:
+def launch_added(weight: ExpertWeights) -> None:
     vars(importlib.import_module(TILES))["_add_up"] = MagicMock()  # another test compiles it
-    weight = of_gpt_oss(2880)
     for rows in (8, 32, 64, 256, 1024):
-        x, residual = (torch.zeros(count, weight.inputs, dtype=torch.bfloat16) for count in (rows * 4, rows))
+        x = torch.zeros(rows * 4, weight.inputs, dtype=torch.bfloat16)
+        residual = torch.zeros(rows, weight.outputs, dtype=torch.bfloat16)
         add_tiles(x, weight, None, *some_pairs(rows, weight.count), residual)
 
 
-@pytest.mark.parametrize(("form", "instruction"), [(FP4, "wgmma"), (FP8_FORM, "cvt.rn.f16x2.e4m3x2")])
+def launch_rows(weight: ExpertWeights, dtype: torch.dtype) -> None:
+    to, _ = some_pairs(1, weight.count)
+    gate_rows(torch.zeros(1, weight.inputs, dtype=dtype), weight, None, to, activation="silu")
+
+
+def launch_added_rows(weight: ExpertWeights, dtype: torch.dtype) -> None:
+    to, _ = some_pairs(1, weight.count)
+    x, residual = torch.zeros(4, weight.inputs, dtype=dtype), torch.zeros(1, weight.outputs, dtype=dtype)
+    add_rows(x, weight, None, to, residual)
+
+
+@pytest.mark.parametrize(
+    ("weight", "instruction"),
+    [
+        (of_gpt_oss(5760), "wgmma"),
+        (in_blocks(), "cvt.rn.f16x2.e4m3x2"),
+        *((of_qwen(1536, 2048, group), "wgmma") for group in (32, 128)),
+    ],
+    ids=["fp4", "fp8", "int4_32", "int4_128"],
+)
 def test_stored_weights_are_read_by_a_hopper_s_own_instructions(
-    monkeypatch: pytest.MonkeyPatch, form: int, instruction: str
+    monkeypatch: pytest.MonkeyPatch, weight: ExpertWeights, instruction: str
 ) -> None:
-    compile_for_hopper(monkeypatch, f"{TILES}._gate_tiles", instruction, launch, form)
+    compile_for_hopper(monkeypatch, f"{TILES}._gate_tiles", instruction, launch, weight)
 
 
-def test_products_of_four_bits_that_are_added_are_a_hopper_s_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_for_hopper(monkeypatch, f"{TILES}._multiply_tiles", "wgmma", launch_added)
+@pytest.mark.parametrize(
+    "weight",
+    [of_gpt_oss(2880), *(of_qwen(2048, 768, group) for group in (0, 128))],
+    ids=["fp4", "int4", "int4_128"],
+)
+def test_products_of_four_bits_that_are_added_are_a_hopper_s_own_too(
+    monkeypatch: pytest.MonkeyPatch, weight: ExpertWeights
+) -> None:
+    compile_for_hopper(monkeypatch, f"{TILES}._multiply_tiles", "wgmma", launch_added, weight)
+
+
+@pytest.mark.parametrize("weight", [of_gpt_oss(5760), of_qwen(1536, 2048, 128)], ids=["fp4", "int4_128"])
+def test_tiles_of_four_bits_fit_a_hopper_in_fp32_too(monkeypatch: pytest.MonkeyPatch, weight: ExpertWeights) -> None:
+    compile_for_hopper(monkeypatch, f"{TILES}._gate_tiles", "wgmma", launch, weight, torch.float32, 256)
+
+
+@pytest.mark.parametrize(
+    ("group", "dtype"), [(0, torch.bfloat16), (16, torch.float16), (32, torch.bfloat16), (128, torch.float16)]
+)
+def test_a_few_rows_of_integers_are_decoded_in_pairs_by_a_hopper(
+    monkeypatch: pytest.MonkeyPatch, group: int, dtype: torch.dtype
+) -> None:
+    up, down = of_qwen(1536, 2048, group), of_qwen(2048, 768, group)
+    compile_for_hopper(monkeypatch, f"{EXPERT_KERNELS}.rows._gate_rows", "fma.rn.bf16x2", launch_rows, up, dtype)
+    compile_for_hopper(monkeypatch, f"{EXPERT_KERNELS}.rows._add_rows", "fma.rn.bf16x2", launch_added_rows, down, dtype)
+    pairs = "fma.rn.bf16x2" if dtype == torch.bfloat16 else "fma.rn.f16x2"
+    compile_for_hopper(monkeypatch, f"{EXPERT_KERNELS}.widening._widen", pairs, widen, down, dtype)

@@ -1,11 +1,12 @@
 """The choice of a form in which the weights of experts are multiplied."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from worker_svc.core.formats.choice import find_reading
+from worker_svc.core.formats.choice import find_int4, find_reading
 from worker_svc.core.formats.fp8_block import Fp8BlockFormat
 from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat, kernels_have_fp8
 from worker_svc.core.formats.fp8_online import Fp8OnlineFormat
@@ -15,12 +16,16 @@ from worker_svc.core.formats.mxfp4 import Mxfp4Format
 from worker_svc.core.formats.stacked.floats import StackedFloatsFormat
 from worker_svc.core.formats.stacked.fp4 import StackedFp4Format
 from worker_svc.core.formats.stacked.fp8 import StackedFp8Format
+from worker_svc.core.formats.stacked.int4 import StackedInt4Format, has_groups, pack_int4
 from worker_svc.core.formats.stacked.interface import StackedFormat
 from worker_svc.core.quantization.spec import (
+    AwqSpec,
     Fp8BlockSpec,
     Fp8ChannelSpec,
     Fp8OnlineSpec,
     Fp8TensorSpec,
+    GptqSpec,
+    IntSpec,
     Mxfp4Spec,
     QuantizationSpec,
 )
@@ -33,7 +38,7 @@ _GROUPS = tuple(1 << each for each in range(5, 11))  # of inputs with one scale,
 
 def kernel_forms(device: torch.device) -> Forms:
     """Those that kernels multiply there, or in Triton's interpreter."""
-    forms = FLOATS_ALONE | {StackedFp4Format}
+    forms = FLOATS_ALONE | {StackedFp4Format, StackedInt4Format}
     return forms | {StackedFp8Format} if kernels_have_fp8(device) else forms
 
 
@@ -73,10 +78,20 @@ def _fours(spec: Mxfp4Spec) -> Reading[StackedFormat]:
     return Reading(stored.pieces, StackedFp4Format(), stored.repack)
 
 
+def _integers(spec: AwqSpec | GptqSpec | IntSpec) -> Reading[StackedFormat] | None:
+    stored = find_int4(spec)
+    if stored is None or not has_groups(stored.group):
+        return None
+    return Reading(stored.pieces, StackedInt4Format(stored.group), partial(pack_int4, stored))
+
+
 _KEPT: dict[type, Callable[[Any], Reading[StackedFormat] | None]] = {
     Fp8ChannelSpec: _channel,
     Fp8TensorSpec: lambda spec: _converted(Fp8TensorFormat(spec)),
     Fp8OnlineSpec: lambda spec: _converted(Fp8OnlineFormat(spec)),
     Fp8BlockSpec: _blocks,
     Mxfp4Spec: _fours,
+    AwqSpec: _integers,
+    GptqSpec: _integers,
+    IntSpec: _integers,
 }

@@ -40,7 +40,7 @@ class StackedFloatsFormat:
     """Implement `StackedFormat`: one tensor, in the dtype of the model."""
 
     pieces = DenseFormat.pieces
-    unit = 1
+    unit = outputs_together = 1
 
     def stack(self, tensors: Tensors, _inputs: int) -> StackedFloats:
         """Implement `StackedFormat.stack`."""

@@ -10,17 +10,16 @@ from torch import Tensor
 
 from worker_svc.core.formats.e2m1 import e2m1_values
 from worker_svc.core.formats.interface import ONE, OUT, Dim, Piece, Tensors
+from worker_svc.core.formats.stacked.together import TILE, TOGETHER, by_output, together
 from worker_svc.core.formats.words import BLOCK, WORD, WORD_BITS, WORDS, from_words, to_words
 
 GROUP = 32  # inputs that share a power of two
 BIAS = 127  # of exponents
 _GROUPS = BLOCK // GROUP  # of a block: each has words of its own
-TOGETHER = 16  # outputs of which a block stands side by side: memory is read in longer stretches by whoever reads some
 # Rotations to the left that bring the numbers p and p + 4 of a word to both its halves, and what each brings: the sign
 # is to be the highest bit of 16, the others those where exponent and mantissa of a bf16 meet. No two need the same bit.
 _ROTATIONS = (((0, 0x81C081C0),), ((6, 0x81C081C0),), ((28, 0x81C081C0),), ((26, 0x81808180), (2, 0x00400040)))
 _MASK = (1 << WORD_BITS) - 1
-_TILE = (Dim("out", TOGETHER), Dim("in", BLOCK), Dim("none", TOGETHER))
 
 
 class StackedFp4:
@@ -49,7 +48,7 @@ class StackedFp4:
 
     def of(self, expert: int) -> Tensor:
         """Implement `StackedWeight.of`."""
-        numbers, exponents = (_by_output(each[expert], self.outputs) for each in (self.numbers, self.exponents))
+        numbers, exponents = (by_output(each[expert], self.outputs) for each in (self.numbers, self.exponents))
         exponents = exponents.flatten(1).int().repeat_interleave(GROUP, 1) - BIAS
         floats = torch.ldexp(e2m1_values(_unpack(numbers)), exponents)
         return floats[:, : self._inputs] * self.scales[expert]
@@ -63,11 +62,12 @@ class StackedFp4Format:
     """Implement `StackedFormat`; blocks are counted from the first input of a rank."""
 
     pieces = (
-        Piece("numbers", (*_TILE, Dim("none", WORDS)), WORD),
-        Piece("exponents", (*_TILE, Dim("none", _GROUPS)), torch.uint8),
+        Piece("numbers", (*TILE, Dim("none", WORDS)), WORD),
+        Piece("exponents", (*TILE, Dim("none", _GROUPS)), torch.uint8),
         Piece("weight_scale", (OUT, ONE), torch.float32),
     )
     unit = GROUP
+    outputs_together = TOGETHER
 
     def stack(self, tensors: Tensors, inputs: int) -> StackedFp4:
         """Implement `StackedFormat.stack`."""
@@ -84,22 +84,10 @@ def pack_fp4(packed: Tensor, exponents: Tensor) -> Tensors:
     # Of groups that fill the last block up, all numbers are zero.
     kept = F.pad((exponents.int() - largest + BIAS).clamp(min=0), (0, numbers.shape[1] * _GROUPS - exponents.shape[1]))
     return {
-        "numbers": _together(numbers),
-        "exponents": _together(kept.to(torch.uint8).view(len(packed), -1, _GROUPS)),
+        "numbers": together(numbers),
+        "exponents": together(kept.to(torch.uint8).view(len(packed), -1, _GROUPS)),
         "weight_scale": torch.ldexp(torch.ones_like(largest, dtype=torch.float32), largest - BIAS),
     }
-
-
-def _together(of_outputs: Tensor) -> Tensor:
-    """[outputs, blocks, n] -> [outputs / TOGETHER, blocks, TOGETHER, n], filled up with noughts."""
-    outputs, blocks, size = of_outputs.shape
-    filled = F.pad(of_outputs, (0, 0, 0, 0, 0, -outputs % TOGETHER))
-    return filled.view(-1, TOGETHER, blocks, size).transpose(1, 2)
-
-
-def _by_output(together: Tensor, outputs: int) -> Tensor:
-    """Undo `_together`."""
-    return together.transpose(1, 2).flatten(0, 1)[:outputs]
 
 
 def _pack(numbers: Tensor) -> Tensor:

@@ -65,6 +65,11 @@ class StackedFp8Format:
         """Implement `StackedFormat.unit`."""
         return self.group or 1
 
+    @property
+    def outputs_together(self) -> int:
+        """Implement `StackedFormat.outputs_together`."""
+        return 1
+
     def stack(self, tensors: Tensors, _inputs: int) -> StackedFp8:
         """Implement `StackedFormat.stack`."""
         return StackedFp8(tensors["weight"], tensors["weight_scale"], self.group)

@@ -40,5 +40,9 @@ class StackedFormat(Protocol):
     def unit(self) -> int:
         """Inputs that are held together: ranks part them between such groups."""
 
+    @property
+    def outputs_together(self) -> int:
+        """Outputs that are held together: layers of which one tensor has several have so many, or a multiple."""
+
     def stack(self, tensors: Tensors, inputs: int, /) -> StackedWeight:
         """The weights of so many inputs in tensors by suffix, [experts, ...], which are filled later."""

@@ -12,12 +12,23 @@ from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated_pair
 from worker_svc.core.kernels.experts.float_rows import add_float_rows, gate_float_rows
 from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.tuning import ADD_ROWS, GATE_ROWS, MOST_ROW_PAIRS
-from worker_svc.core.kernels.experts.weights import FLOATS, FP4, ExpertWeights, decode_fp4_exactly, operands, read_fp4
+from worker_svc.core.kernels.experts.weights import (
+    FLOATS,
+    FP4,
+    INT4,
+    ExpertWeights,
+    decode_fp4_exactly,
+    operands,
+    output_scales,
+    read_fp4,
+    read_int4,
+)
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
-from worker_svc.core.kernels.words import BLOCK
+from worker_svc.core.kernels.linear.int4_numbers import decode_words, scale_of, unit
+from worker_svc.core.kernels.words import BLOCK, WORDS
 
-_FP4 = tl.constexpr(FP4)
-_BLOCK = tl.constexpr(BLOCK)
+_FP4, _INT4 = tl.constexpr(FP4), tl.constexpr(INT4)
+_BLOCK, _WORDS = tl.constexpr(BLOCK), tl.constexpr(WORDS)
 
 
 def takes_rows(weight: ExpertWeights, num_pairs: int) -> bool:
@@ -43,7 +54,7 @@ def _partial(
     DTYPE: tl.constexpr,
 ):
     """f32[BLOCK_N]: the sums over BLOCK_K inputs from k on."""
-    if FORM == _FP4:
+    if FORM == _FP4 or FORM == _INT4:  # noqa: PLR1714, SIM109  (the compiler knows no sets)
         COUNT: tl.constexpr = (K + _BLOCK - 1) // _BLOCK
         BLOCKS: tl.constexpr = BLOCK_K // _BLOCK
         BLOCK_N: tl.constexpr = rows.shape[0]
@@ -52,14 +63,29 @@ def _partial(
         is_there = tl.reshape(is_output[:, None] & (block < COUNT)[None, :], ALL)
         of_block = tl.reshape(tl.broadcast_to(rows[:, None], (BLOCK_N, BLOCKS)), ALL)
         blocks = tl.reshape(tl.broadcast_to(block[None, :], (BLOCK_N, BLOCKS)), ALL)
-        words, exponents = read_fp4(numbers_ptr, exponents_ptr, of_block, expert, blocks, is_there, OUTPUTS, K)
-        numbers = tl.reshape(decode_fp4_exactly(words, exponents, DTYPE), (BLOCK_N, BLOCK_K))
         inputs = k + tl.arange(0, BLOCK_K)
         x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0)
         # In the order of words: v, e, h, t, s -> t, v, s, h, e.
         x = tl.permute(tl.reshape(x, (BLOCKS, 4, 2, 2, 4, 2)), (0, 4, 1, 5, 3, 2))
         x = tl.reshape(x, (BLOCK_K,)).to(tl.float32)
-        sums = tl.sum(numbers * x[None, :], 1)
+        if FORM == _FP4:
+            words, exponents = read_fp4(numbers_ptr, exponents_ptr, of_block, expert, blocks, is_there, OUTPUTS, K)
+            numbers = tl.reshape(decode_fp4_exactly(words, exponents, DTYPE), (BLOCK_N, BLOCK_K))
+            sums = tl.sum(numbers * x[None, :], 1)
+        else:
+            words, packed, odd = read_int4(
+                numbers_ptr, scales_ptr, of_block, expert, blocks, is_there, OUTPUTS, K, GROUP
+            )
+            numbers = tl.reshape(decode_words(words, packed, odd, tl.float32, False), (BLOCK_N, BLOCK_K))
+            products = numbers * x[None, :]
+            if GROUP > 0:
+                # Of a word its first 16 inputs and its others stand in turns.
+                of_words = tl.sum(tl.reshape(products, (BLOCK_N, BLOCKS * _WORDS, 4, 2)), 2)
+                scales = tl.join(tl.broadcast_to(packed, words.shape), tl.broadcast_to(odd, words.shape))
+                of_words *= tl.reshape(scale_of(scales), of_words.shape) * (1.0 / unit(tl.float32))
+                sums = tl.sum(tl.sum(of_words, 2), 1)
+            else:
+                sums = tl.sum(products, 1)
     else:
         inputs = k + tl.arange(0, BLOCK_K)
         is_there = is_output[:, None] & (inputs < K)[None, :]
@@ -103,7 +129,7 @@ def _product(
             OUTPUTS, K, FORM, GROUP, BLOCK_K, DTYPE,
         )  # fmt: skip
     if GROUP == 0:
-        sums *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)
+        sums *= output_scales(scales_ptr, rows, is_output, FORM, tl.float32)
     return sums
 
 

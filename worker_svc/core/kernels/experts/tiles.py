@@ -12,10 +12,12 @@ from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.sorting import SortedPairs
 from worker_svc.core.kernels.experts.tile_products import gate_tile, multiply_tile
 from worker_svc.core.kernels.experts.tuning import Tile, tile_for
-from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights, operands
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, INT4, ExpertWeights, operands
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
+from worker_svc.core.kernels.words import BLOCK
 
 _COLUMNS = 1024  # of a program that adds up
+_TILED_BYTES = 2  # of a number that tiles are for
 
 
 def most_tiles(num_pairs: int, num_experts: int, tile: Tile) -> int:
@@ -62,7 +64,8 @@ def _gate_tiles(
     STAGES: tl.constexpr,
     WARPS: tl.constexpr,
     FORM: tl.constexpr,
-    GROUP: tl.constexpr,  # FP8: inputs that share a scale, which a step's do; 0: all
+    GROUP: tl.constexpr,  # FP8, INT4: inputs that share a scale, which of FP8 a step's do; 0: all
+    SCALED: tl.constexpr,  # INT4: scales are multiplied with numbers, and not with sums
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,  # rows of x are multiplied by the weights
@@ -76,15 +79,15 @@ def _gate_tiles(
     if count > SHORT:
         gate_tile(
             x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert, count,
-            first, N, K, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, ACTIVATION, BIAS, WEIGHS,
-            SORTED,
+            first, N, K, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, SCALED, ACTIVATION, BIAS,
+            WEIGHS, SORTED,
         )  # fmt: skip
     elif count > 0:  # noqa: SIM102  (what the compiler knows stands alone, so that it leaves the rest out)
         if SHORT > 0:
             gate_tile(
                 x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert,
-                count, first, N, K, TOP_K, SHORT, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, ACTIVATION, BIAS,
-                WEIGHS, SORTED,
+                count, first, N, K, TOP_K, SHORT, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, SCALED, ACTIVATION,
+                BIAS, WEIGHS, SORTED,
             )  # fmt: skip
 
 
@@ -111,6 +114,7 @@ def _multiply_tiles(
     WARPS: tl.constexpr,
     FORM: tl.constexpr,
     GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,  # products are multiplied by the weights
     DEPENDENT: tl.constexpr,
@@ -122,13 +126,13 @@ def _multiply_tiles(
     if count > SHORT:
         multiply_tile(
             x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert, count,
-            first, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, BIAS, WEIGHS,
+            first, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, SCALED, BIAS, WEIGHS,
         )  # fmt: skip
     elif count > 0:  # noqa: SIM102  (what the compiler knows stands alone, so that it leaves the rest out)
         if SHORT > 0:
             multiply_tile(
                 x_ptr, numbers_ptr, exponents_ptr, scales_ptr, bias_ptr, order_ptr, weights_ptr, out_ptr, expert,
-                count, first, N, K, SHORT, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, BIAS, WEIGHS,
+                count, first, N, K, SHORT, BLOCK_N, BLOCK_K, STAGES, WARPS, FORM, GROUP, SCALED, BIAS, WEIGHS,
             )  # fmt: skip
 
 
@@ -190,10 +194,11 @@ def gate_tiles(
         SHORT=tile.short,
         BLOCK_N=tile.outputs,
         BLOCK_K=_step(weight, tile),
-        STAGES=tile.stages,
+        STAGES=_stages(weight, tile, x),
         WARPS=tile.warps,
         FORM=weight.form,
         GROUP=weight.group,
+        SCALED=_is_scaled(weight, tile),
         ACTIVATION=ACTIVATIONS[activation],
         BIAS=bias is not None,
         WEIGHS=weighs,
@@ -236,10 +241,11 @@ def add_tiles(
         SHORT=tile.short,
         BLOCK_N=tile.outputs,
         BLOCK_K=_step(weight, tile),
-        STAGES=tile.stages,
+        STAGES=_stages(weight, tile, x),
         WARPS=tile.warps,
         FORM=weight.form,
         GROUP=weight.group,
+        SCALED=_is_scaled(weight, tile),
         BIAS=bias is not None,
         WEIGHS=weighs,
         DEPENDENT=dependent,
@@ -264,6 +270,19 @@ def add_up(parts: Tensor, residual: Tensor) -> None:
 
 
 def _step(weight: ExpertWeights, tile: Tile) -> int:
-    """Inputs of a step: floats of 32 bits take twice the room of those that tiles are for."""
-    inputs = tile.inputs * 2 // weight.numbers.element_size() if weight.form == FLOATS else tile.inputs
+    """Inputs of a step: floats of 32 bits take twice the room of those that tiles are for; of INT4 a block's."""
+    if weight.form == INT4:
+        return BLOCK
+    inputs = tile.inputs * _TILED_BYTES // weight.numbers.element_size() if weight.form == FLOATS else tile.inputs
     return inputs if weight.group == 0 else power_of_two_divisor(weight.group, inputs)
+
+
+def _stages(weight: ExpertWeights, tile: Tile, x: Tensor) -> int:
+    """Steps under way: fewer where rows of 32 bits take twice the room and a step's inputs are a block's."""
+    has_blocks, is_wide = weight.form in (FP4, INT4), x.element_size() > _TILED_BYTES
+    return max(2, tile.stages // 2) if has_blocks and is_wide else tile.stages
+
+
+def _is_scaled(weight: ExpertWeights, tile: Tile) -> bool:
+    """Return whether scales are multiplied with numbers: of groups smaller than a block there is no other way."""
+    return weight.form == INT4 and weight.group > 0 and (tile.scaled or weight.group < BLOCK)

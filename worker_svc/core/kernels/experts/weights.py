@@ -1,4 +1,4 @@
-"""Weights of experts as kernels read them: floats, 8-bit floats with scales, or floats of 4 bits."""
+"""Weights of experts as kernels read them: floats, 8-bit floats with scales, or floats or integers of 4 bits."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.kernels.linear.int4_numbers import scale_of, unit
 from worker_svc.core.kernels.words import BLOCK, WORDS, exact, halves, multiply_add
 
-FLOATS, FP8, FP4 = range(3)
-TOGETHER = 16  # outputs of which FP4 has a block side by side
+FLOATS, FP8, FP4, INT4 = range(4)
+TOGETHER = 16  # outputs of which FP4 and INT4 have a block side by side
+_INT4 = tl.constexpr(INT4)
 _BLOCK, _WORDS, _TOGETHER = tl.constexpr(BLOCK), tl.constexpr(WORDS), tl.constexpr(TOGETHER)
 # Of two bf16: all bits that a number has, those of its sign and its exponent, and that of its mantissa.
 _ALL, _SIGNS_AND_TOPS, _LOWS = tl.constexpr(-0x7E3F7E40), tl.constexpr(-0x7E7F7E80), tl.constexpr(0x00400040)
@@ -21,11 +23,14 @@ class ExpertWeights:
     """The weights of the products of all experts, [experts, outputs, inputs]."""
 
     form: int
-    numbers: Tensor  # [experts, outputs, inputs]; FP4: i32[experts, outputs / TOGETHER, blocks, TOGETHER, WORDS]
+    # [experts, outputs, inputs]; FP4, INT4: i32[experts, outputs / TOGETHER, blocks, TOGETHER, WORDS]
+    numbers: Tensor
     inputs: int
     exponents: Tensor | None = None  # FP4: i32[as numbers, but for WORDS], four bytes each: at most 127, which is for 1
-    scales: Tensor | None = None  # FP8: f32[experts, outputs, groups], FP4: f32[experts, outputs, 1]
-    group: int = 0  # FP8: inputs that share a scale; 0: all
+    # FP8: f32[experts, outputs, groups], FP4: f32[experts, outputs, 1]; INT4: i32[experts, blocks or larger groups,
+    # outputs, groups of a block or 1], with zeros
+    scales: Tensor | None = None
+    group: int = 0  # FP8, INT4: inputs that share a scale; 0: all
 
     @property
     def count(self) -> int:
@@ -35,7 +40,9 @@ class ExpertWeights:
     @property
     def outputs(self) -> int:
         """Numbers of a row that come out of one."""
-        return self.numbers.shape[1] if self.scales is None else self.scales.shape[1]
+        if self.scales is None:
+            return self.numbers.shape[1]
+        return self.scales.shape[2 if self.form == INT4 else 1]
 
 
 def operands(weight: ExpertWeights, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
@@ -86,8 +93,8 @@ def decode_fp4_exactly(words, exponents, dtype: tl.constexpr):
 
 
 @triton.jit
-def read_fp4(numbers_ptr, exponents_ptr, rows, experts, blocks, is_there, OUTPUTS: tl.constexpr, K: tl.constexpr):
-    """Words i32[rows, 16] and exponents i32[rows, 1] of blocks of the weights `rows`, noughts where there is none.
+def _places(rows, experts, blocks, OUTPUTS: tl.constexpr, K: tl.constexpr):
+    """The places of blocks of the weights `rows` among all, of which those of TOGETHER outputs stand side by side.
 
     rows i64[rows, 1], of the OUTPUTS of all experts; their experts and blocks are numbers or like them.
     """
@@ -95,11 +102,87 @@ def read_fp4(numbers_ptr, exponents_ptr, rows, experts, blocks, is_there, OUTPUT
     FILLED: tl.constexpr = (OUTPUTS + _TOGETHER - 1) // _TOGETHER * _TOGETHER
     outputs = rows - experts * OUTPUTS
     first = outputs // _TOGETHER * _TOGETHER
-    places = experts * (FILLED * COUNT) + first * COUNT + blocks * _TOGETHER + (outputs - first)
+    return experts * (FILLED * COUNT) + first * COUNT + blocks * _TOGETHER + (outputs - first)
+
+
+@triton.jit
+def read_fp4(numbers_ptr, exponents_ptr, rows, experts, blocks, is_there, OUTPUTS: tl.constexpr, K: tl.constexpr):
+    """Words i32[rows, 16] and exponents i32[rows, 1] of blocks of the weights `rows`, noughts where there is none; as
+    `_places` takes them.
+    """
+    places = _places(rows, experts, blocks, OUTPUTS, K)
     words = tl.load(numbers_ptr + places * _WORDS + tl.arange(0, _WORDS)[None, :], mask=is_there, other=0)
     ROWS: tl.constexpr = rows.shape[0]
     places, is_row = tl.reshape(places, (ROWS,)), tl.reshape(is_there, (ROWS,))
     return words, tl.load(exponents_ptr + places, mask=is_row, other=0)[:, None]
+
+
+@triton.jit
+def read_int4(
+    numbers_ptr,
+    scales_ptr,
+    rows,
+    experts,
+    blocks,
+    is_there,
+    OUTPUTS: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """As `read_fp4`: words, and scales with zeros of their first 16 inputs and of their others, as `decode_words` takes
+    all three.
+    """
+    places = _places(rows, experts, blocks, OUTPUTS, K)
+    words = tl.load(numbers_ptr + places * _WORDS + tl.arange(0, _WORDS)[None, :], mask=is_there, other=0)
+    packed = read_int4_scales(scales_ptr, rows, experts, blocks, is_there, OUTPUTS, K, GROUP, False)
+    odd = packed
+    if GROUP == 16:
+        odd = read_int4_scales(scales_ptr, rows, experts, blocks, is_there, OUTPUTS, K, GROUP, True)
+    return words, packed, odd
+
+
+@triton.jit
+def read_int4_scales(
+    scales_ptr,
+    rows,
+    experts,
+    blocks,
+    is_there,
+    OUTPUTS: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    ODD: tl.constexpr,
+):
+    """Scales with zeros: i32[rows, 1], or of groups that are smaller than a block for each of its words, [rows, 16].
+    ODD: of words' last 16 inputs.
+    """
+    places = rows
+    if GROUP > 0:
+        STEP: tl.constexpr = GROUP if GROUP >= _BLOCK else _BLOCK
+        STEPS: tl.constexpr = (K + STEP - 1) // STEP
+        # Of an expert steps follow each other, and of a step its outputs.
+        places = rows + (experts * (STEPS - 1) + blocks * _BLOCK // STEP) * OUTPUTS
+    if GROUP == 0 or GROUP >= _BLOCK:
+        packed = tl.load(scales_ptr + places, mask=is_there, other=0)
+    else:
+        ROWS: tl.constexpr = rows.shape[0]
+        # A word has numbers of two sixteens of inputs, 32 apart from the next word's.
+        groups = (tl.arange(0, 4) * 32 + (16 if ODD else 0)) // GROUP
+        packed = tl.load(scales_ptr + places * (_BLOCK // GROUP) + groups[None, :], mask=is_there, other=0)
+        packed = tl.reshape(tl.broadcast_to(packed[:, None, :], (ROWS, 4, 4)), (ROWS, _WORDS))
+    return packed
+
+
+@triton.jit
+def output_scales(scales_ptr, rows, is_output, FORM: tl.constexpr, dtype: tl.constexpr):
+    """The scale of each output of the weights `rows`, like these, where all its inputs share it: of numbers that were
+    decoded to `dtype`.
+    """
+    if FORM == _INT4:
+        scales = scale_of(tl.load(scales_ptr + rows, mask=is_output, other=0)) * (1.0 / unit(dtype))
+    else:
+        scales = tl.load(scales_ptr + rows, mask=is_output, other=0.0)
+    return scales
 
 
 @triton.jit

@@ -7,11 +7,21 @@ import triton
 import triton.language as tl
 
 from worker_svc.core.kernels.experts.tuning import FEWEST_WIDENED_PAIRS
-from worker_svc.core.kernels.experts.weights import FLOATS, FP4, ExpertWeights, decode_fp4_exactly, operands, read_fp4
+from worker_svc.core.kernels.experts.weights import (
+    FLOATS,
+    FP4,
+    INT4,
+    ExpertWeights,
+    decode_fp4_exactly,
+    operands,
+    read_fp4,
+    read_int4,
+)
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.linear.int4_numbers import decode_words
 from worker_svc.core.kernels.words import BLOCK
 
-_FP4 = tl.constexpr(FP4)
+_FP4, _INT4 = tl.constexpr(FP4), tl.constexpr(INT4)
 _BLOCK = tl.constexpr(BLOCK)
 _OUTPUTS, _INPUTS = 16, 512  # of a program
 
@@ -44,7 +54,7 @@ def _widen(
     is_output = rows < num_outputs
     inputs = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     is_input = is_output[:, None] & (inputs < K)[None, :]
-    if FORM == _FP4:
+    if FORM == _FP4 or FORM == _INT4:  # noqa: PLR1714, SIM109  (the compiler knows no sets)
         COUNT: tl.constexpr = (K + _BLOCK - 1) // _BLOCK
         BLOCKS: tl.constexpr = BLOCK_K // _BLOCK
         block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
@@ -52,14 +62,20 @@ def _widen(
         is_there = tl.reshape((block < COUNT)[:, None] & is_output[None, :], ALL)
         of_block = tl.reshape(tl.broadcast_to(rows[None, :], (BLOCKS, BLOCK_N)), ALL)
         blocks = tl.reshape(tl.broadcast_to(block[:, None], (BLOCKS, BLOCK_N)), ALL)
-        words, exponents = read_fp4(
-            numbers_ptr, exponents_ptr, of_block, of_block // OUTPUTS, blocks, is_there, OUTPUTS, K
-        )
-        numbers = decode_fp4_exactly(words, exponents, dtype)
+        expert = of_block // OUTPUTS
+        if FORM == _FP4:
+            words, exponents = read_fp4(numbers_ptr, exponents_ptr, of_block, expert, blocks, is_there, OUTPUTS, K)
+            numbers = decode_fp4_exactly(words, exponents, dtype)
+        else:
+            words, packed, odd = read_int4(
+                numbers_ptr, scales_ptr, of_block, expert, blocks, is_there, OUTPUTS, K, GROUP
+            )
+            numbers = decode_words(words, packed, odd, dtype, True)
         # block, output, t, v, s, h, e -> output, block, v, e, h, t, s
         numbers = tl.permute(tl.reshape(numbers, (BLOCKS, BLOCK_N, 4, 4, 2, 2, 2)), (1, 0, 3, 6, 5, 2, 4))
         numbers = tl.reshape(numbers, (BLOCK_N, BLOCK_K))
-        numbers *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)[:, None]
+        if FORM == _FP4:
+            numbers *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)[:, None]
     else:
         numbers = tl.load(numbers_ptr + rows[:, None] * K + inputs[None, :], mask=is_input, other=0.0).to(tl.float32)
         if GROUP > 0:
@@ -71,7 +87,9 @@ def _widen(
 
 
 def widen(weight: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
-    """The floats that stored weights stand for, rounded to `dtype`."""
+    """The floats that stored weights stand for, rounded to `dtype`; floats as they are."""
+    if weight.form == FLOATS:
+        return weight
     count, outputs, inputs = weight.count, weight.outputs, weight.inputs
     out = torch.empty(count, outputs, inputs, dtype=dtype, device=weight.numbers.device)
     dependent = has_dependent_launch(out.device)

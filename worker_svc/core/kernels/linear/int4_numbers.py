@@ -58,7 +58,7 @@ def _multiply(a, b):
 @triton.jit
 def unit(dtype: tl.constexpr):
     """The number that decoded ones are to be divided by."""
-    return _BF16_UNIT if dtype == tl.bfloat16 else _FP16_UNIT
+    return _FP16_UNIT if dtype == tl.float16 else _BF16_UNIT
 
 
 @triton.jit
@@ -82,13 +82,18 @@ def _negative_zero_of(packed, dtype: tl.constexpr):
 @triton.jit
 def _decode_pairs(words, packed, dtype: tl.constexpr, IS_HIGH: tl.constexpr, SCALED: tl.constexpr):
     """Masked words [rows, 16] and their groups' scales and zeros, i32[rows, 1 or 16] -> [rows, 16, 2]."""
-    pairs = halves(words, dtype)
+    half: tl.constexpr = tl.float16 if dtype == tl.float16 else tl.bfloat16
+    pairs = halves(words, half)
     of_bf16: tl.constexpr = 2.0**122 if IS_HIGH else 2.0**126
     of_fp16: tl.constexpr = 2.0**11 if IS_HIGH else 2.0**15
-    up: tl.constexpr = of_bf16 if dtype == tl.bfloat16 else of_fp16
-    zeros = tl.broadcast_to(_negative_zero_of(packed, dtype)[:, :, None], pairs.shape)
-    numbers = multiply_add(pairs, tl.full(pairs.shape, up, tl.float32).to(dtype), zeros)
-    if SCALED:
+    up: tl.constexpr = of_fp16 if half == tl.float16 else of_bf16
+    zeros = tl.broadcast_to(_negative_zero_of(packed, half)[:, :, None], pairs.shape)
+    numbers = multiply_add(pairs, tl.full(pairs.shape, up, tl.float32).to(half), zeros)
+    if dtype == tl.float32:
+        numbers = exact(numbers)
+        if SCALED:
+            numbers *= (scale_of(packed) * (1.0 / unit(dtype)))[:, :, None]
+    elif SCALED:
         # A scale in two parts: the product is rounded once, as the widened weight is.
         scale = scale_of(packed) * (1.0 / unit(dtype))
         first = scale.to(dtype)
@@ -100,14 +105,11 @@ def _decode_pairs(words, packed, dtype: tl.constexpr, IS_HIGH: tl.constexpr, SCA
 
 
 @triton.jit
-def decode(
-    words, packed, packed_odd, dtype: tl.constexpr, ROWS: tl.constexpr, WARPS: tl.constexpr, SCALED: tl.constexpr
-):
-    """A block of the numbers of ROWS outputs, i32[ROWS, 16] -> [ROWS, 128], their scales multiplied or not.
+def decode_words(words, packed, packed_odd, dtype: tl.constexpr, SCALED: tl.constexpr):
+    """A block of the numbers of each row, i32[rows, 16] -> [rows, 16, 2, 2, 2]: by word, half of it, four bits, byte,
+    of half floats or f32; their scales multiplied, and rounded once, or not, and then exact, in units.
 
-    packed, packed_odd: i32[ROWS, 1 or 16], the scales and zeros of each word's first 16 inputs and of its others.
-
-    Rows come out in the order of `in_order`.
+    packed, packed_odd: i32[rows, 1 or 16], the scales and zeros of each word's first 16 inputs and of its others.
     """
     above = words >> 8
     even = tl.join(
@@ -118,5 +120,12 @@ def decode(
         _decode_pairs(above & _LOW, packed_odd, dtype, False, SCALED),
         _decode_pairs(above & _HIGH, packed_odd, dtype, True, SCALED),
     )
-    numbers = tl.join(even, odd)  # [ROWS, 16, 2, 2, 2]: pair, eight inputs, sixteen inputs
-    return as_operand(numbers, ROWS, WARPS)
+    return tl.join(even, odd)
+
+
+@triton.jit
+def decode(
+    words, packed, packed_odd, dtype: tl.constexpr, ROWS: tl.constexpr, WARPS: tl.constexpr, SCALED: tl.constexpr
+):
+    """As `decode_words`, of ROWS outputs -> [ROWS, 128], rows in the order of `in_order`."""
+    return as_operand(decode_words(words, packed, packed_odd, dtype, SCALED), ROWS, WARPS)
