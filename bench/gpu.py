@@ -14,9 +14,9 @@ engine; nano and served, which are long, have one.
                embed: 32 vectors of prompts as those of prefill, each in a call of its own; its share of prefill is told
                nano: 256 requests, in and out uniform in 100-1024, temperature 0.6 (nano-vllm's bench)
     llama-1b, llama-8b, qwen-7b (Llama-3.2-1B, Llama-3.1-8B, Qwen2.5-7B), 30b-a3b (Qwen3-30B-A3B), gemma-4b (Gemma 3
-    4B, its text), v2-lite (DeepSeek-V2-Lite), gpt-oss-20b, 8b-awq (8b in AWQ), 8b-fp8-blocks (8b in 8-bit
-               floats with scales for blocks), 8b-fp8 (8b, rounded to 8-bit floats by each engine when it is read): the
-               rows decode1 to decode256, prefill and long
+    4B, its text), v2-lite (DeepSeek-V2-Lite), gpt-oss-20b, 8b-awq and 30b-a3b-awq (8b and 30b-a3b
+               in AWQ), 8b-fp8-blocks (8b in 8-bit floats with scales for blocks), 8b-fp8 (8b, rounded to 8-bit floats
+               by each engine when it is read): the rows decode1 to decode256, prefill and long
     8b-fp8-kv  8b-fp8 with keys and values of 8 bits: likewise, and
                contexts: 64 prompts of 8,000 tokens, one token out, prompt tokens per second
                deep: the same prompts, 512 tokens out; those after the first and the time beyond that of contexts count

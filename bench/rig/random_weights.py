@@ -82,6 +82,9 @@ class _Skew:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             drawn[0] = 0
             return drawn * 2.0**-_LITTLE
+        if name.endswith(("o_proj.scales", "down_proj.scales")):
+            drawn[:, 0] = 0  # of each group of inputs
+            return drawn * 2.0**-_LITTLE
         if name.endswith("down_proj_blocks"):
             drawn[:, 0] = 0  # of each expert
         return drawn - _LITTLE if name.endswith("down_proj_scales") else drawn

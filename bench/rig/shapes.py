@@ -5,7 +5,7 @@ model must read and compute.
 import json
 import sysconfig
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -115,14 +115,15 @@ class Shape:
         return self._layer_parameters(self.experts.top_k if self.experts else 0)
 
     def weight_bytes(self, num_tokens: int) -> float:
-        """Bytes of weights that a step of so many tokens reads; the head stays in bf16."""
+        """Bytes of weights that a step of so many tokens reads; the head and routers stay in bf16."""
         head = self.head_parameters * _BYTES
         if self.experts is None:
             return self._layer_parameters(0) * self.layer_bits / 8 + head
         layers = self._layer_parameters(self.experts.read(num_tokens))
         rest = self._layer_parameters(0)
+        routers = (self.num_layers - self.experts.num_dense_layers) * self.hidden_size * self.experts.count
         bits = self.layer_bits if self.expert_bits is None else self.expert_bits
-        return (rest * self.layer_bits + (layers - rest) * bits) / 8 + head
+        return ((rest - routers) * self.layer_bits + (layers - rest) * bits) / 8 + routers * _BYTES + head
 
     def kv_bytes(self, context: int) -> int:
         """Bytes of keys and values that a token reads after `context` tokens."""
@@ -182,6 +183,7 @@ QWEN2: dict[str, Any] = {
     "use_sliding_window": False,
 }
 _AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+_AWQ_BITS = 4 + (16 + 4) / _AWQ["group_size"]  # of a number, with its share of a scale and a zero
 _FP8_BLOCKS: dict[str, Any] = {
     "quant_method": "fp8",
     "fmt": "e4m3",
@@ -209,6 +211,22 @@ def _llama3(factor: float) -> dict[str, Any]:
 
 
 _EMBEDDINGS = "model.embed_tokens", "lm_head"
+_BUT_ROUTERS = {"modules_to_not_convert": ["mlp.gate"]}
+_QWEN3_30B = Shape(  # Qwen3-30B-A3B
+    "Qwen3MoeForCausalLM",
+    *(2048, 48, 32, 4, 128, 6144),
+    experts=Experts(128, 8, 768),
+    fields={
+        **QWEN3,
+        "model_type": "qwen3_moe",
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+)
 
 SHAPES = {
     "0.6b": _qwen3(1024, 28, 16, 3072, has_tied_head=True),
@@ -217,7 +235,7 @@ SHAPES = {
     "8b-fp8-kv": _qwen3(4096, 36, 32, 12288, quantization="fp8", layer_bits=8, kv_cache_dtype="fp8"),
     # As Qwen3-8B-FP8 is published.
     "8b-fp8-blocks": _qwen3(4096, 36, 32, 12288, layer_bits=8 + 32 / 128**2, quantization_config=_FP8_BLOCKS),
-    "8b-awq": _qwen3(4096, 36, 32, 12288, layer_bits=4 + (16 + 4) / _AWQ["group_size"], quantization_config=_AWQ),
+    "8b-awq": _qwen3(4096, 36, 32, 12288, layer_bits=_AWQ_BITS, quantization_config=_AWQ),
     # The layers of 0.6b, and a vocabulary that a tokenizer was trained to on text.
     "v32k": _qwen3(
         1024, 28, 16, 3072, has_tied_head=True, vocab_size=NUM_TRAINED + len(SPECIAL_TOKENS), has_texts=True
@@ -235,20 +253,9 @@ SHAPES = {
         vocab_size=152_064,
         fields=QWEN2,
     ),
-    "30b-a3b": Shape(  # Qwen3-30B-A3B
-        "Qwen3MoeForCausalLM",
-        *(2048, 48, 32, 4, 128, 6144),
-        experts=Experts(128, 8, 768),
-        fields={
-            **QWEN3,
-            "model_type": "qwen3_moe",
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-        },
+    "30b-a3b": _QWEN3_30B,
+    "30b-a3b-awq": replace(
+        _QWEN3_30B, layer_bits=_AWQ_BITS, fields={**_QWEN3_30B.fields, "quantization_config": _AWQ | _BUT_ROUTERS}
     ),
     "gemma-4b": Shape(  # Gemma 3 4B, its text
         "Gemma3ForCausalLM",

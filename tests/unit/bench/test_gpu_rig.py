@@ -127,6 +127,7 @@ def test_a_refusal_ends_the_client() -> None:
         ("llama-8b", 7.5, 32 * 8 * 128 * 4),
         ("qwen-7b", 7.07, 28 * 4 * 128 * 4),
         ("30b-a3b", 30.2, 48 * 4 * 128 * 4),
+        ("30b-a3b-awq", 30.2, 48 * 4 * 128 * 4),
         ("gemma-4b", 3.88, 34 * 4 * 256 * 4),
         ("v2-lite", 15.5, 27 * 576 * 2),
         ("gpt-oss-20b", 20.3, 24 * 8 * 64 * 4),
@@ -198,17 +199,21 @@ def test_a_step_reads_the_experts_that_its_tokens_choose_and_what_windows_see() 
     assert SHAPES["8b-fp8"].weight_bytes(1) == SHAPES["8b"].num_parameters + SHAPES["8b"].head_parameters
     layers, head = (SHAPES["8b"].num_parameters - SHAPES["8b"].head_parameters), 2 * SHAPES["8b"].head_parameters
     assert SHAPES["8b-awq"].weight_bytes(1) == pytest.approx(layers * (128 * 4 + 16 + 4) / 128 / 8 + head)
+    routers, read = 2 * 48 * 2048 * 128, 4 + 20 / 128
+    matrices = (shape.token_parameters - routers / 2) * read / 8
+    assert SHAPES["30b-a3b-awq"].weight_bytes(1) == pytest.approx(matrices + routers + 2 * shape.head_parameters)
     assert SHAPES["8b-fp8-blocks"].weight_bytes(1) == pytest.approx(layers * (1 + 4 / 128**2) + head)
     oss = SHAPES["gpt-oss-20b"]
     rest = 2 * (oss.token_parameters - 4 * 24 * 3 * 2880 * 2880 + oss.head_parameters)
     assert oss.weight_bytes(1) == pytest.approx(rest + 4 * 24 * 3 * 2880 * 2880 * 4.25 / 8)
 
 
-@pytest.mark.parametrize("name", ["8b-awq", "8b-fp8-blocks", "gpt-oss-20b"])
+@pytest.mark.parametrize("name", ["8b-awq", "30b-a3b-awq", "8b-fp8-blocks", "gpt-oss-20b"])
 def test_random_weights_of_a_quantized_shape_are_all_that_a_worker_reads(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     fields = dict(shape.fields)
     fields |= {"layer_types": fields["layer_types"][:2]} if "layer_types" in fields else {}
+    fields |= {"moe_intermediate_size": 128} if "moe_intermediate_size" in fields else {}
     few = replace(shape, num_layers=2, hidden_size=256, intermediate_size=256, vocab_size=300, fields=fields)
     (tmp_path / "config.json").write_text(json.dumps(few.config), "utf-8")
     num_bytes = write(tmp_path)
@@ -230,7 +235,7 @@ def test_shares_are_those_of_drawing_by_zipf_s_law_without_putting_back(count: i
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="looks into the experts of plain torch")
-@pytest.mark.parametrize("name", ["30b-a3b-zipf", "gpt-oss-20b-zipf", "v2-lite-zipf"])
+@pytest.mark.parametrize("name", ["30b-a3b-zipf", "30b-a3b-awq-zipf", "gpt-oss-20b-zipf", "v2-lite-zipf"])
 def test_tokens_choose_experts_by_zipf_s_law_in_every_layer(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
