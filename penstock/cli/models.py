@@ -30,7 +30,10 @@ _ENCODERS = (
 )
 _KEPT = "multiplied as stored, inputs rounded for each token, if the checkpoint rounds any; on cards before Ada widened"
 _WIDENED = "widened to the model's dtype while it is read"
-_INT4 = "multiplied as stored on a Hopper (groups of 16, 32, 64 or a multiple of 128 inputs); experts are widened"
+_INT4 = (
+    "multiplied as stored on a Hopper, experts wherever kernels compute (groups of 16, 32, 64 or a multiple of 128 "
+    "inputs)"
+)
 _BLOCKS = "multiplied as stored on a Hopper (blocks of a multiple of 64 inputs); inputs are not rounded"
 _FORMATS = (
     ("dense", "float32, bfloat16, float16 and whatever else safetensors has of floats; converted when it is read"),
@@ -59,8 +62,9 @@ _PROOF_OF_FORMATS = (
     "8 bits equal what that package and transformers read. Heads are always widened; routers are dense. Integers of 4 "
     "bits and blocks of 8 are widened, too, where no kernel multiplies them: on other cards and on CPUs, in float32, "
     "of layers whose inputs or outputs no tile divides (128 and 64), and of ranks that part a group. Experts of 8-bit "
-    "floats (blocks, too) and of MXFP4 are multiplied as they are stored, with inputs in the model's dtype, where "
-    "kernels compute. Scales of an 8-bit cache are used with --kv-cache-dtype fp8, else left out with a warning."
+    "floats (blocks, too), of integers of 4 bits and of MXFP4 are multiplied as they are stored, with inputs in the "
+    "model's dtype, where kernels compute. Scales of an 8-bit cache are used with --kv-cache-dtype fp8, else left out "
+    "with a warning."
 )
 
 
