@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import GPT_OSS, OF_EXPERTS, Variant, save_rounded_checkpoint
-from near_the_likeliest import MAX_GAP, MAX_SHARE_OFF, assert_near_the_likeliest, load, sequences
+from near_the_likeliest import assert_near_the_likeliest, load, sequences
 from plans import drive
 from quantized import BY_NAME, round_inputs, save_mxfp4, save_quantized
 from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
@@ -26,18 +26,18 @@ SINKS = Variant(
     {**GPT_OSS, "num_experts_per_tok": 8, "head_dim": 64, "hidden_size": 128, "sliding_window": 70},
 )
 ROUNDED = ("fp8_tokens", "fp8_tensor_static")
-# An input between two numbers of 8 bits becomes either, when it was rounded to bf16 before: plain torch on a CPU is off
-# by 1.41 once, and not at the maximum in 19 % of the tokens. Of gpt-oss it is off by 1.43 once, and in 8 %.
-COARSE_GAP, ROUNDED_SHARE_OFF = 2.0, 0.25
+# In bf16, and an eighth of it in fp16, in which plain torch on a CPU is off by 0.08 once, and not at the maximum in 2 %
+# of the tokens (gpt-oss). In bf16 single tokens of mixtures were off by up to 1.8 on an H200, of floats as well.
+MOST_OFF, SHARE_OFF = 2.0, 0.25
 
 
-def assert_tokens_like(model: PreTrainedModel, directory: Path, max_gap: float, max_share_off: float) -> None:
-    loaded = load(directory, dtype="bfloat16", attention="triton")
+def assert_tokens_like(model: PreTrainedModel, directory: Path, dtype: torch.dtype) -> None:
+    loaded = load(directory, dtype=str(dtype).removeprefix("torch."), attention="triton")
     loaded.runner._cache.keys.fill_(torch.nan)
     loaded.runner._cache.values.fill_(torch.nan)
     drives = sequences(Sampling(temperature=0.0))
     drive(loaded.runner, drives, chunk=100, window=3, stagger=1)
-    assert_near_the_likeliest(model, drives, max_gap=max_gap, max_share_off=max_share_off)
+    assert_near_the_likeliest(model, drives, dtype, MOST_OFF, SHARE_OFF)
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,22 @@ def test_tokens_are_near_the_likeliest_of_the_weights_that_are_stood_for(
     variant: Variant, format_: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    save_rounded_checkpoint(tmp_path / "whole", variant)
+    # An input between two numbers of 8 bits becomes either, when it was rounded before: in bf16 plain torch on a CPU is
+    # off by 1.41 once, and not at the maximum in 19 % of the tokens.
+    dtype = torch.bfloat16 if format_ in ROUNDED else torch.float16
+    save_rounded_checkpoint(tmp_path / "whole", variant, dtype)
     for is_dense in (True, False):
         save_quantized(tmp_path / "whole", tmp_path / str(is_dense), BY_NAME[format_], is_dense=is_dense)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
-    bounds = MAX_GAP, MAX_SHARE_OFF
     if format_ in ROUNDED:
         round_inputs(model)
-        bounds = COARSE_GAP, ROUNDED_SHARE_OFF
-    assert_tokens_like(model, tmp_path / "False", *bounds)
+    assert_tokens_like(model, tmp_path / "False", dtype)
     assert "weights widened" not in [each.message for each in caplog.records]
 
 
 def test_tokens_of_experts_of_4_bits_are_near_the_likeliest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    save_rounded_checkpoint(tmp_path / "whole", SINKS)
+    save_rounded_checkpoint(tmp_path / "whole", SINKS, torch.float16)
     save_mxfp4(tmp_path / "whole", tmp_path / "stored")
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path / "stored",
@@ -82,5 +83,5 @@ def test_tokens_of_experts_of_4_bits_are_near_the_likeliest(tmp_path: Path, capl
         dtype=torch.float32,
         attn_implementation="eager",
     )
-    assert_tokens_like(model, tmp_path / "stored", COARSE_GAP, MAX_SHARE_OFF)
+    assert_tokens_like(model, tmp_path / "stored", torch.float16)
     assert "weights widened" not in [each.message for each in caplog.records]

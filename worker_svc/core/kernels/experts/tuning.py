@@ -1,8 +1,8 @@
 """Tiles of the products of experts, as values: measured by hand, of floats on an H200, of the shapes of Qwen3-30B-A3B
 and Mixtral, and on an H100, of those of Qwen3-30B-A3B and DeepSeek-V2-Lite, up to 24 pairs of an expert, and what is
 added from 32 on, and of all three up to 32 pairs without tensor cores; of stored numbers on an H100, of those of
-Qwen3-30B-A3B (8 bits) and gpt-oss-20b (4 bits). Integers of 4 bits have those of floats of 4 bits; they were not
-measured.
+Qwen3-30B-A3B (8 bits) and gpt-oss-20b (4 bits); of integers of 4 bits on an H200, of those of Qwen3-30B-A3B in groups of
+128.
 """
 
 from dataclasses import dataclass
@@ -44,26 +44,26 @@ _TILES = {
     FLOATS: {8: Tile(16, 64, 128, 4, 4), 24: Tile(32, 64, 128, 4, 4), 32: Tile(64, 128, 64, 4, 4)},
     FP8: {8: Tile(16, 32, 128, 2, 3), 16: Tile(32, 64, 128, 2, 3)},
     FP4: {8: Tile(16, 64, 128, 4, 4), 48: Tile(32, 128, 128, 4, 3), 160: Tile(64, 128, 128, 4, 3)},
-    INT4: {8: Tile(16, 64, 128, 4, 4), 48: Tile(32, 128, 128, 4, 3), 160: Tile(64, 128, 128, 4, 3, scaled=True)},
+    INT4: {8: Tile(16, 64, 128, 4, 4), 48: Tile(32, 128, 128, 4, 3)},
 }
 # Of products that are added, where those of gates and ups have others.
 _ADD_TILES = {
     FLOATS: _TILES[FLOATS] | {80: Tile(64, 128, 64, 4, 4)},
     FP4: {8: Tile(16, 128, 128, 4, 4), 96: Tile(32, 128, 128, 4, 3), 320: Tile(64, 128, 128, 4, 3)},
-    INT4: {8: Tile(16, 128, 128, 4, 4), 96: Tile(32, 128, 128, 4, 3), 320: Tile(64, 128, 128, 4, 3)},
+    INT4: {16: Tile(16, 128, 128, 4, 4), 96: Tile(32, 128, 128, 4, 3)},
 }
 _LARGEST = {
     FLOATS: Tile(128, 128, 64, 8, 4),
     FP8: Tile(64, 64, 128, 4, 3),
     FP4: Tile(128, 128, 128, 8, 4),
-    INT4: Tile(128, 128, 128, 8, 4, scaled=True),
+    INT4: Tile(128, 64, 128, 4, 3, scaled=True),
 }
 _LARGEST_ADD = {FLOATS: Tile(128, 256, 64, 8, 4)}
 FEWEST_STREAMED_PAIRS = 256  # of an expert, in the mean, from which on `tile_stream` adds them, on an H100
 # Pairs up to which rows are multiplied without tensor cores, and pairs of an expert, in the mean, from which on weights
 # are widened first; of FP4 it paid neither with 512 nor with 1,024, where both were close, and more were not measured.
 MOST_ROW_PAIRS = {FLOATS: 16, FP8: 32, FP4: 6, INT4: 8}
-FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 2048, INT4: 2048}
+FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 2048, INT4: 512}
 _WORD_ROWS = RowsTile(4, 1024, 2)
 GATE_ROWS = {FLOATS: RowsTile(1, 2048, 4), FP8: RowsTile(4, 2048, 4), FP4: _WORD_ROWS, INT4: _WORD_ROWS}
 ADD_ROWS = {FLOATS: RowsTile(4, 2048, 2), FP8: RowsTile(4, 1024, 4), FP4: _WORD_ROWS, INT4: _WORD_ROWS}
