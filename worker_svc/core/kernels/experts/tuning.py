@@ -1,8 +1,8 @@
 """Tiles of the products of experts, as values: measured by hand, of floats on an H200, of the shapes of Qwen3-30B-A3B
 and Mixtral, and on an H100, of those of Qwen3-30B-A3B and DeepSeek-V2-Lite, up to 24 pairs of an expert, and what is
 added from 32 on, and of all three up to 32 pairs without tensor cores; of stored numbers on an H100, of those of
-Qwen3-30B-A3B (8 bits) and gpt-oss-20b (4 bits); of integers of 4 bits on an H200, of those of Qwen3-30B-A3B in groups of
-128.
+Qwen3-30B-A3B (8 bits) and gpt-oss-20b (4 bits); of integers of 4 bits, in groups of 128, on an H200, of those of
+Qwen3-30B-A3B.
 """
 
 from dataclasses import dataclass
