@@ -10,12 +10,13 @@ from prometheus_client.registry import Collector
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.model_name import served_name
 from servicekit.bus import Bus, BusFull, BusUnavailable
-from servicekit.bus.calls import Call, Entry, Read, RegisterWorker, Renew, Renewed, SessionKind
+from servicekit.bus.calls import Call, Entry, Read, RegisterWorker, Renew, Renewed, SessionKind, Surveyed
 from servicekit.bus.dead_letters import dead_letter
 from servicekit.doorbell import Doorbell
 from servicekit.hops import HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.pool_stats import Hold, PoolCollector, PoolStats
+from servicekit.roster import Roster
 from servicekit.session import Session, Stopped
 from servicekit.settings import reachable_address
 from servicekit.shape import pool_shape
@@ -27,6 +28,7 @@ from worker_svc.execution import Execution, Failure
 from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.metrics import WorkerCollector
 from worker_svc.plans import Plans
+from worker_svc.ranks import RankWatch
 from worker_svc.results import ResultStream
 from worker_svc.settings import WorkerSettings
 
@@ -71,12 +73,17 @@ class WorkerService:
         self._device_watch = StallWatch(settings.step_timeout_s)
         self._stop: Stop | None = None
         self._session: Session | None = None
+        self._ranks: RankWatch | None = None  # once they have met, where there are others
+        self._is_half_surveyed = False  # more of what is told of the pool is to come
 
     @property
     def name(self) -> str:
         """The worker's name, with the rank if there are several."""
+        return self._name_of(self._settings.rank)
+
+    def _name_of(self, rank: int) -> str:
         settings = self._settings
-        return settings.name if settings.tensor_parallel_size == 1 else f"{settings.name}.{settings.rank}"
+        return settings.name if settings.tensor_parallel_size == 1 else f"{settings.name}.{rank}"
 
     @property
     def kind(self) -> SessionKind:
@@ -262,6 +269,10 @@ class WorkerService:
         if self.is_leader:
             self._register(self._session)
         self._plans.position = loaded.broadcast(self._plans.position.ljust(_POSITION_BYTES)).rstrip()
+        settings = self._settings
+        others = [self._name_of(rank) for rank in range(settings.tensor_parallel_size) if rank != settings.rank]
+        if others:
+            self._ranks = RankWatch(others, settings.session_ttl_s, time.monotonic())
         self._progress_ns = time.monotonic_ns()
         self._is_ready = True
 
@@ -308,10 +319,12 @@ class WorkerService:
         awake_s = self._bell.awake_s() if is_idle else 0.0
         streams = {self._steps: self._plans.position} | self._bell.listen(is_idle=is_idle)
         read = Read(streams, block_ms=_BLOCK_MS, awake_s=awake_s)
-        calls: list[Call[Any]] = [read]
+        roster = self._session.roster
+        survey = None
+        if self._ranks is not None and (renew is not None or self._is_half_surveyed):
+            survey = roster.survey()
+        calls: list[Call[Any]] = [call for call in (renew, survey, read) if call is not None]
         try:
-            if renew is not None:
-                calls.insert(0, renew)
             answers = self._session.connection.execute(calls)
         except BusUnavailable as error:
             self._recover(self._session, error)
@@ -324,6 +337,8 @@ class WorkerService:
                 self._recover(self._session)
                 return
             self._note_renewal(answers[0])
+        if survey is not None:
+            self._note_ranks(roster, answers[-2])
         received_ns = time.time_ns()
         self._bell.hear(answers[-1])
         for entry in answers[-1].get(self._steps, ()):
@@ -335,8 +350,17 @@ class WorkerService:
             _log.error("not taken in", why=_UNWANTED, model_digest=self._info.model_digest.hex())
         self._is_unwanted = is_unwanted
 
+    def _note_ranks(self, roster: Roster, surveyed: Surveyed | None) -> None:
+        assert self._ranks is not None
+        now_s = time.monotonic()
+        self._is_half_surveyed = not roster.note(surveyed, now_s)
+        if not self._is_half_surveyed:
+            self._ranks.note(roster.sessions(now_s), now_s)
+
     def _recover(self, session: Session, reason: BusUnavailable | None = None) -> None:
         recovery = session.recover(reason)
+        if self._ranks is not None:
+            self._ranks.forgive(time.monotonic())
         if not self.is_leader:
             return
         if recovery.lost and self._settings.tensor_parallel_size > 1:
