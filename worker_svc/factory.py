@@ -12,7 +12,7 @@ from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import Checkpoint, read_checkpoint
 from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer
-from worker_svc.core.distributed import Group, connect
+from worker_svc.core.distributed import Group
 from worker_svc.core.encoder_runner import EncoderRunner
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, MemoryProfile, fit_model_len
 from worker_svc.core.runner import ModelRunner
@@ -21,6 +21,7 @@ from worker_svc.device import choose_device, measure_budget
 from worker_svc.encoder_factory import make_encoder_runner
 from worker_svc.implementation import find_loader
 from worker_svc.loaded_model import LoadedEncoder, LoadedModel, ModelSource
+from worker_svc.meeting import connect
 from worker_svc.profiling import Profiler, RunnerMaker
 from worker_svc.runner_options import RunnerOptions
 

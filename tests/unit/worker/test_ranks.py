@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from contract.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import SessionInfo, SessionKind
-from worker_svc.core.distributed import connect, enter
+from worker_svc.meeting import connect, enter
 from worker_svc.ranks import RankWatch
 
 NAMES = ("w.1", "w.2")
