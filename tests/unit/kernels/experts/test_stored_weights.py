@@ -105,7 +105,7 @@ def floats(weight: StackedWeight) -> Tensor:
 
 @pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few", *INT4_GROUPS])
 @pytest.mark.parametrize("rows", [3, 9, 70])
-@pytest.mark.parametrize(("size", "hidden"), [(64, 192), (96, 160)])
+@pytest.mark.parametrize(("size", "hidden"), [(64, 192), (96, 160), (80, 176)])
 def test_products_are_those_of_what_weights_stand_for(form: str, rows: int, size: int, hidden: int) -> None:
     up, down = weights(form, 2 * size, hidden, 1), weights(form, hidden, size, 3)
     generator = torch.Generator().manual_seed(rows)

@@ -75,10 +75,10 @@ class StackedFp4Format:
 
 
 def pack_fp4(packed: Tensor, exponents: Tensor) -> Tensors:
-    """packed u8[outputs, inputs / 2], the lower four bits first, exponents u8[outputs, inputs / GROUP] -> the tensors
-    of `StackedFp4Format`.
+    """packed u8[outputs, inputs / 2], the lower four bits first, exponents u8[outputs, inputs / GROUP, rounded up] ->
+    the tensors of `StackedFp4Format`; a last group that is not whole is filled up with noughts.
     """
-    assert 2 * packed.shape[1] == GROUP * exponents.shape[1], "kernels read whole groups"
+    packed = F.pad(packed, (0, GROUP // 2 * exponents.shape[1] - packed.shape[1]))
     largest = exponents.amax(1, keepdim=True).int()
     numbers = _pack(torch.stack((packed & 15, packed >> 4), -1).flatten(1))
     # Of groups that fill the last block up, all numbers are zero.
