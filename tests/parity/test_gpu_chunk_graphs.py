@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import Variant, save_rounded_checkpoint
+from near_the_likeliest import NUM_PROMPTS, assert_near_the_likeliest, load, sequences
 from plans import drive
-from test_gpu_parity import NUM_PROMPTS, VARIANTS, assert_near_the_likeliest, load, sequences
+from test_gpu_parity import VARIANTS
 
 from contract.domain.params import Sampling
 from worker_svc.core import chunk_graphs

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import Variant, save_rounded_checkpoint
+from near_the_likeliest import load
 from reference import likeliest
 from teacher import Answered, expected_logprobs, gaps, logprob_errors
-from test_gpu_parity import load
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from contract.domain.errors import PenstockError
@@ -28,7 +28,7 @@ NUM_PROMPTS = 64
 NUM_TOKENS = 24
 NUM_TOP = 3
 FIRST_ID = 3  # behind the special ones
-# See `test_gpu_parity`: activations are rounded to 8 bits a few times a layer.
+# See `near_the_likeliest`: activations are rounded to 8 bits a few times a layer.
 MAX_GAP_BF16 = 0.5
 # Of a random model whose logits are some units apart: a wrong token lies about five below the likeliest.
 MAX_GAP_RANDOM = 1.5

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import save_rounded_checkpoint
+from near_the_likeliest import NUM_PROMPTS, load, sequences
 from plans import Drive, drive
-from test_gpu_parity import NUM_PROMPTS, VARIANTS, load, sequences
+from test_gpu_parity import VARIANTS
 
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan

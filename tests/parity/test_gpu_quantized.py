@@ -27,17 +27,18 @@ SINKS = Variant(
 )
 ROUNDED = ("fp8_tokens", "fp8_tensor_static")
 # In bf16, and an eighth of it in fp16, in which plain torch on a CPU is off by 0.08 once, and not at the maximum in 2 %
-# of the tokens (gpt-oss). In bf16 single tokens of mixtures were off by up to 1.8 on an H200, of floats as well.
+# of the tokens (gpt-oss). In bf16 single tokens of mixtures were off by up to 1.4 on an H200, and by 1.8 of floats.
 MOST_OFF, SHARE_OFF = 2.0, 0.25
+MOST_OFF_OF_ROUNDED = 3.0  # in bf16, of which plain torch on a CPU is off by 1.96 once, and in 19 % of the tokens
 
 
-def assert_tokens_like(model: PreTrainedModel, directory: Path, dtype: torch.dtype) -> None:
+def assert_tokens_like(model: PreTrainedModel, directory: Path, dtype: torch.dtype, most_off: float = MOST_OFF) -> None:
     loaded = load(directory, dtype=str(dtype).removeprefix("torch."), attention="triton")
     loaded.runner._cache.keys.fill_(torch.nan)
     loaded.runner._cache.values.fill_(torch.nan)
     drives = sequences(Sampling(temperature=0.0))
     drive(loaded.runner, drives, chunk=100, window=3, stagger=1)
-    assert_near_the_likeliest(model, drives, dtype, MOST_OFF, SHARE_OFF)
+    assert_near_the_likeliest(model, drives, dtype, most_off, SHARE_OFF)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +61,7 @@ def test_tokens_are_near_the_likeliest_of_the_weights_that_are_stood_for(
     variant: Variant, format_: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    # An input between two numbers of 8 bits becomes either, when it was rounded before: in bf16 plain torch on a CPU is
-    # off by 1.41 once, and not at the maximum in 19 % of the tokens.
+    # An input between two numbers of 8 bits becomes either, when it was rounded before.
     dtype = torch.bfloat16 if format_ in ROUNDED else torch.float16
     save_rounded_checkpoint(tmp_path / "whole", variant, dtype)
     for is_dense in (True, False):
@@ -69,7 +69,7 @@ def test_tokens_are_near_the_likeliest_of_the_weights_that_are_stood_for(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
     if format_ in ROUNDED:
         round_inputs(model)
-    assert_tokens_like(model, tmp_path / "False", dtype)
+    assert_tokens_like(model, tmp_path / "False", dtype, MOST_OFF_OF_ROUNDED if format_ in ROUNDED else MOST_OFF)
     assert "weights widened" not in [each.message for each in caplog.records]
 
 
