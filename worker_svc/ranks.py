@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 
 from contract.domain.errors import ErrorCode, PenstockError
-from servicekit.bus.calls import SessionInfo
+from servicekit.bus.calls import SessionInfo, SessionKind
+
+PATIENCE_S = 10.0  # a server that fails over, or a machine that stands still, takes leases of seconds away
 
 
 class RankWatch:
@@ -12,27 +14,35 @@ class RankWatch:
     A rank that is started again has a session only once all have met again, so that its name alone tells enough.
 
     Args:
-        names: of the other ranks' sessions, which are all there.
-        patience_s: for how long one may be away, as after a restart of the server.
-        now_s: a clock that never goes back, in seconds; always the same one.
+        names: of the other ranks' sessions; each counts once the pool has told of it.
+        patience_s: for how long one may be away.
     """
 
-    def __init__(self, names: Iterable[str], patience_s: float, now_s: float) -> None:
-        self._seen_s = dict.fromkeys(names, now_s)  # when each was last alive
+    def __init__(self, names: Iterable[str], patience_s: float = PATIENCE_S) -> None:
+        self._names = frozenset(names)
+        self._known: set[str] = set()
+        self._away_since_s: dict[str, float] = {}  # as this rank was told
         self._patience_s = patience_s
+        self._noted_s = float("-inf")
 
-    def forgive(self, now_s: float) -> None:
+    def forgive(self) -> None:
         """Begin to wait anew: the server was away, and who was there is not known."""
-        self._seen_s = dict.fromkeys(self._seen_s, now_s)
+        self._away_since_s.clear()
 
     def note(self, sessions: Iterable[SessionInfo], now_s: float) -> None:
-        """Take over what a survey told.
+        """Take over what a survey told; now_s: a clock that never goes back, in seconds, always the same one.
 
         Raises:
             PenstockError: INTERNAL: another rank has ended.
         """
-        self._seen_s |= {each.name: now_s for each in sessions if each.alive and each.name in self._seen_s}
-        gone = [name for name, seen_s in self._seen_s.items() if now_s - seen_s > self._patience_s]
+        if now_s - self._noted_s > self._patience_s / 2:
+            self.forgive()  # this rank itself stood still, perhaps with all others
+        self._noted_s = now_s
+        told = [each for each in sessions if each.kind is SessionKind.WORKER and each.name in self._names]
+        self._known |= {each.name for each in told}
+        away = self._known - {each.name for each in told if each.alive}
+        self._away_since_s = {name: self._away_since_s.get(name, now_s) for name in away}
+        gone = sorted(name for name, since_s in self._away_since_s.items() if now_s - since_s > self._patience_s)
         if gone:
             message = f"{', '.join(gone)} has ended: all ranks of a worker start again together"
             raise PenstockError(ErrorCode.INTERNAL, message)

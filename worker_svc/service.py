@@ -28,7 +28,7 @@ from worker_svc.execution import Execution, Failure
 from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.metrics import WorkerCollector
 from worker_svc.plans import Plans
-from worker_svc.ranks import RankWatch
+from worker_svc.ranks import PATIENCE_S, RankWatch
 from worker_svc.results import ResultStream
 from worker_svc.settings import WorkerSettings
 
@@ -272,7 +272,7 @@ class WorkerService:
         settings = self._settings
         others = [self._name_of(rank) for rank in range(settings.tensor_parallel_size) if rank != settings.rank]
         if others:
-            self._ranks = RankWatch(others, settings.session_ttl_s, time.monotonic())
+            self._ranks = RankWatch(others, max(settings.session_ttl_s, PATIENCE_S))
         self._progress_ns = time.monotonic_ns()
         self._is_ready = True
 
@@ -360,7 +360,7 @@ class WorkerService:
     def _recover(self, session: Session, reason: BusUnavailable | None = None) -> None:
         recovery = session.recover(reason)
         if self._ranks is not None:
-            self._ranks.forgive(time.monotonic())
+            self._ranks.forgive()
         if not self.is_leader:
             return
         if recovery.lost and self._settings.tensor_parallel_size > 1:

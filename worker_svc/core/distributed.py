@@ -39,9 +39,10 @@ class Group:
         return int(smallest.item())
 
     def broadcast(self, payload: bytes, device: torch.device) -> bytes:
-        """Get what rank 0 gave; all ranks give equally many bytes."""
+        """Get what rank 0 gave, once all have come here; all ranks give equally many bytes."""
         if self.process_group is None:
             return payload
+        self.minimum(0, device)  # rank 0 and others would go on without waiting for all
         data = torch.tensor(list(payload), dtype=torch.uint8, device=device)
         dist.broadcast(data, 0, group=self.process_group)
         return bytes(data.tolist())

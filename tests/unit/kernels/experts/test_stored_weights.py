@@ -1,6 +1,7 @@
 """Products with experts' weights as they are stored, in 8 and 4 bits, against what these stand for."""
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from unittest.mock import MagicMock
 
@@ -22,6 +23,7 @@ from worker_svc.core.formats.stacked.together import TOGETHER
 from worker_svc.core.formats.words import BLOCK, WORDS
 from worker_svc.core.kernels import words
 from worker_svc.core.kernels.experts import weights as kernel_weights
+from worker_svc.core.kernels.experts import widening
 from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.sorting import SortedPairs, sort_pairs
@@ -200,6 +202,25 @@ def test_scales_are_multiplied_with_numbers_or_with_sums(form: str, monkeypatch:
         given = torch.einsum("pk,pnk->pn", between.double(), floats(down)[flat])
         assert_near(added, given.unflatten(0, (-1, 2)).sum(1))
     assert len(asked) == 4
+
+
+def test_widening_of_the_largest_experts_has_no_more_programs_along_an_axis_than_cards_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of Kimi-K2: 384 experts of 7,168 outputs."""
+    grids: list[tuple[int, ...]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    monkeypatch.setattr(widening, "_widen", Kernel())
+    numbers, scales = (torch.empty(384, 7168, size, device="meta") for size in (2048, 1))
+    widen(ExpertWeights(FP8_FORM, numbers, 2048, scales=scales), torch.bfloat16)
+    ((first, *others),) = grids
+    assert first < 1 << 31
+    assert all(count < 1 << 16 for count in others)
 
 
 def test_few_pairs_have_rows_and_many_have_floats() -> None:

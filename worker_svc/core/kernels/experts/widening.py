@@ -50,14 +50,17 @@ def _widen(
     wait(DEPENDENT)
     release(DEPENDENT)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    rows = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    # One axis: of the others a card has no more than 65,535.
+    PARTS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    part = tl.program_id(0) % PARTS
+    rows = (tl.program_id(0) // PARTS).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = rows < num_outputs
-    inputs = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    inputs = part * BLOCK_K + tl.arange(0, BLOCK_K)
     is_input = is_output[:, None] & (inputs < K)[None, :]
     if FORM == _FP4 or FORM == _INT4:  # noqa: PLR1714, SIM109  (the compiler knows no sets)
         COUNT: tl.constexpr = (K + _BLOCK - 1) // _BLOCK
         BLOCKS: tl.constexpr = BLOCK_K // _BLOCK
-        block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+        block = part * BLOCKS + tl.arange(0, BLOCKS)
         ALL: tl.constexpr = (BLOCKS * BLOCK_N, 1)
         is_there = tl.reshape((block < COUNT)[:, None] & is_output[None, :], ALL)
         of_block = tl.reshape(tl.broadcast_to(rows[None, :], (BLOCKS, BLOCK_N)), ALL)
@@ -93,7 +96,7 @@ def widen(weight: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
     count, outputs, inputs = weight.count, weight.outputs, weight.inputs
     out = torch.empty(count, outputs, inputs, dtype=dtype, device=weight.numbers.device)
     dependent = has_dependent_launch(out.device)
-    _widen[(triton.cdiv(inputs, _INPUTS), triton.cdiv(count * outputs, _OUTPUTS))](
+    _widen[(triton.cdiv(inputs, _INPUTS) * triton.cdiv(count * outputs, _OUTPUTS),)](
         *operands(weight, out, None)[:3],
         out,
         count * outputs,
