@@ -64,6 +64,17 @@ def prompts_of(lengths: Iterable[int]) -> list[list[int]]:
     return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
 
 
+def save_both(directory: Path, name: str, case: Case) -> PreTrainedModel:
+    """The variant quantized, in `False`, and the model of the weights that are stood for, which is in `True`."""
+    save_checkpoint(directory / "whole", VARIANT[name])
+    for is_dense in (True, False):
+        save_quantized(directory / "whole", directory / str(is_dense), case, is_dense=is_dense)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        directory / "True", dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
+
 def assert_like(model: PreTrainedModel, directory: Path) -> None:
     """Greedy tokens and logprobs of the checkpoint are the model's."""
     for answer in answers_of(directory, prompts_of((1, 17, 60)), num_tokens=4):
@@ -76,10 +87,7 @@ def assert_like(model: PreTrainedModel, directory: Path) -> None:
 def test_quantized_checkpoints_are_what_transformers_makes_of_their_weights(
     tmp_path: Path, name: str, case: Case
 ) -> None:
-    save_checkpoint(tmp_path / "whole", VARIANT[name])
-    for is_dense in (True, False):
-        save_quantized(tmp_path / "whole", tmp_path / str(is_dense), case, is_dense=is_dense)
-    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
+    dense = save_both(tmp_path, name, case)
     assert_like(dense, tmp_path / "False")
 
 
@@ -88,10 +96,7 @@ def test_quantized_checkpoints_are_what_transformers_makes_of_their_weights(
 def test_rounded_inputs_are_those_of_transformers_classes_that_round_them(
     tmp_path: Path, name: str, case: Case
 ) -> None:
-    save_checkpoint(tmp_path / "whole", VARIANT[name])
-    for is_dense in (True, False):
-        save_quantized(tmp_path / "whole", tmp_path / str(is_dense), case, is_dense=is_dense)
-    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
+    dense = save_both(tmp_path, name, case)
     round_inputs(dense)
     # Of short prompts: an input that lies between two numbers of 8 bits up to rounding may become the other one, and
     # all tokens after it are then others. Without rounding none is as near.

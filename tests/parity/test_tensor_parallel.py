@@ -42,6 +42,9 @@ NAMES = (
     *("gemma_tied", "gemma3_two_ropes", "cohere_side_by_side", "glm_half_turns", "smollm3_some_not_rotated"),
     *("exaone4_windows", "seed_oss_biases", "qwen3_moe_one_dense_layer", "olmoe", "granite_hybrid_experts"),
 )
+# Of one token of a prompt another is as likely up to rounding (3e-6 in logprobs of the first), and its rank may be off
+# by one; which CPU computes decides.
+OF_NEAR_TIES = ("ministral_windows_of_some_layers", "granite_hybrid_experts")
 OPENS, CLOSES = 1, 2  # tokens that no prompt has otherwise
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 
@@ -133,14 +136,12 @@ def assert_two_ranks_like_one(
     assert results[0] == results[1]
     bound = [output for output, *_ in results[0][1][4:6]]
     assert all(CLOSES in output[:3] for output in bound)
-    limits, outputs, _ = results[0]
+    limits, outputs = results[0]
     numbers = layers_of_a_block(tmp_path / "model") * 16 * numbers_of_a_token(BY_NAME[name].options)
     assert limits.num_blocks == min(kv_bytes // (numbers * item_bytes), 9 * MAX_POSITIONS // 16)
     for sequence, (output, logprobs, of_prompt) in zip(expected, outputs, strict=True):
         values = prompt_values(sequence)
-        if len(values) == 3:
-            # Of a prompt's tokens one may be as likely as another, up to rounding (3e-6 in logprobs, seen on two
-            # machines in two variants): its rank is then off by one.
+        if name in OF_NEAR_TIES and len(values) == 3:
             off = [one - other for one, other in zip(of_prompt[1], values[1], strict=True) if one != other]
             assert off in ([], [-1], [1])
             of_prompt[1] = values[1]
@@ -156,7 +157,7 @@ def test_ranks_keep_as_many_sequences_as_the_one_with_least_memory(tmp_path: Pat
     common = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32"}
     of_two = {"world_size": 2, "distributed_address": f"file://{tmp_path}/rendezvous"}
     ranks.ask({**common, **of_two, "kv_bytes": (8_000_000, 2_000_000)}, [])
-    (of_most, *_), (of_least, *_) = ranks.answers().values()
+    (of_most, _), (of_least, _) = ranks.answers().values()
     assert of_most == of_least
     alone = load_runner(RunnerOptions(**common, kv_cache_memory_bytes=8_000_000), time.monotonic_ns)
     assert of_most.max_num_seqs < alone.runner.limits.max_num_seqs
