@@ -21,8 +21,12 @@ from worker_svc.core.language_model import LanguageModel
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, num_blocks_in
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.states.slot_states import SlotStates, StateShape
-from worker_svc.core.step_sizes import StepSizes
+from worker_svc.core.step_sizes import StepSizes, sizes_between
 from worker_svc.runner_options import RunnerOptions
+
+# A graph has room for fewer chunks: see `core.chunk_graphs`.
+_MANY_CHUNKS, _CHUNK_TOKENS = 17, 128
+_DECODES = (1, 17, 65)  # for which kernels may be others, as there
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +171,16 @@ class Profiler:
         """With as many sequences as there are slots, all sampled by top-p, with penalties and logprobs, in two steps:
         one of as many tokens as a step may have, and one after the longest context, all of which penalties look at.
         And with the two largest graphs, of which the second says what each further one takes.
+
+        Steps of fewer tokens come before these, so that kernels which only they use are compiled by now.
         """
         maker = self._maker
         device, kinds = maker.device, maker.shape.layout.kinds
-        lengths = full_lengths(maker.max_num_batched_tokens, maker.max_num_seqs, self._max_model_len)
-        num_blocks = sum(kind.num_blocks(length) for kind in kinds for length in lengths)
+        sizes = maker.max_num_batched_tokens, maker.max_num_seqs, self._max_model_len
+        lengths, smaller = full_lengths(*sizes), smaller_steps(*sizes)
+        num_blocks = max(
+            sum(kind.num_blocks(length) for kind in kinds for length in each) for each in (lengths, *smaller)
+        )
         before_bytes = torch.cuda.memory_allocated(device)
         free_bytes: list[int] = []
         allocated_bytes: list[int] = []
@@ -189,6 +198,8 @@ class Profiler:
         torch.cuda.reset_peak_memory_stats(device)
         has_state = maker.state is not None
         long_plan = _long_plan(len(lengths), self._max_model_len, kinds, has_state=has_state)
+        for fewer in smaller:
+            runner.launch(_full_plan(fewer, kinds)).result()
         for plan in (_full_plan(lengths, kinds), long_plan):
             runner.launch(plan).result()
         step_bytes = torch.cuda.max_memory_allocated(device) - made_bytes
@@ -224,6 +235,23 @@ def full_lengths(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: 
         lengths.append(1 + more)
         left -= more
     return lengths
+
+
+def smaller_steps(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> list[list[int]]:
+    """The tokens of each sequence of some steps that have fewer than any may have, of every number from which on
+    kernels may be others. There are more chunks than a graph has room for, beside few sequences that decode, or more,
+    so that all is launched that steps without a graph launch.
+    """
+    sizes = sizes_between(max_num_batched_tokens) or [max_num_batched_tokens]
+    steps = []
+    for index, num_tokens in enumerate(sizes):
+        num_decodes = min(_DECODES[index % len(_DECODES)], max_num_seqs // 2)
+        left = num_tokens - num_decodes
+        num_chunks = min(num_tokens // _CHUNK_TOKENS + _MANY_CHUNKS, max_num_seqs - num_decodes, left // 2)
+        if num_chunks > 0:
+            length = min(left // num_chunks, max_model_len)
+            steps.append([1] * num_decodes + [length] * num_chunks)
+    return steps
 
 
 def _full_plan(lengths: list[int], kinds: Sequence[KVKind]) -> StepPlan:

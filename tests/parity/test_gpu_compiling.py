@@ -6,13 +6,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from byte_tokenizer import write_tokenizer
+from checkpoints import OF_EXPERTS, VOCAB_SIZE, Variant, save_rounded_checkpoint
 
 from penstock import LLM, SamplingParams
 from penstock.launcher.layout import BUNDLED_MODEL
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+MOST_TOKENS = 16_384
 
 
 def compiled_kernels() -> tuple[set[str], set[str]]:
@@ -45,3 +50,31 @@ def test_what_graphs_record_is_compiled_together(tmp_path: Path, monkeypatch: py
     assert {"_draw_inputs", "_look_at_groups", "_find_cuts"} <= together
     assert {"_count_tokens", "_penalise", "_add_entries", "_rank_parts", "_rank"} <= together
     assert not alone
+
+
+def compiled_late(directory: str) -> set[str]:
+    """Names of the kernels that are compiled for steps of a model that is ready."""
+    import triton
+
+    late: set[str] = set()
+    llm = LLM(directory, dtype="bfloat16", num_blocks=1500, max_num_seqs=64, max_num_batched_tokens=MOST_TOKENS)
+    triton.knobs.compilation.listener = lambda **event: late.add(event["src"].name)
+    rng = np.random.default_rng(5)
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    for length in (20, 300, 700, 1100, 1500, 2100, 3000, 4000, 4100, 6000, 6100, 8000, 8200, 12_000, 12_300, 16_000):
+        # Each a step, after one that decodes.
+        llm.generate([{"prompt_token_ids": rng.integers(3, VOCAB_SIZE, length).tolist()}], params, use_tqdm=False)
+    llm.llm_engine.close()
+    return late
+
+
+def test_nobody_waits_for_kernels_of_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which others are for steps of more tokens than are recorded."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    directory = tmp_path / "model"
+    options = {**OF_EXPERTS, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 64}
+    options |= {"head_dim": 64, "hidden_size": 1024, "max_position_embeddings": MOST_TOKENS}
+    save_rounded_checkpoint(directory, Variant("qwen3_moe", "qwen3_moe", options))
+    write_tokenizer(directory)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        assert pool.submit(compiled_late, str(directory)).result() == set()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.attention.chunk_work import Room, Work, WorkForm
-from worker_svc.core.attention.triton_backend import TritonAttention
+from worker_svc.core.attention.triton_backend import DECODES_BESIDE_CHUNKS, TritonAttention
 from worker_svc.core.batch import Batch
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.device_decoding import DecodeOutput
@@ -37,7 +37,7 @@ _TOKENS = (64, 128, 192, 256, *range(384, 1537, 128), 1792, 2048, 3072, 4096, 61
 _MOST_APART = 512  # tokens of shapes that keep rows for as many decodes as they have room for
 _FLEXIBLE_ROWS, _FLEXIBLE_DECODES = range(576, 1601, 64), 64  # of those that do not, up to what a package may attend to
 _FULL_PADS = 16  # rows beside a full step's, for decodes that are not there
-_DECODES = (0, 16, 64)  # and as many as there are slots
+_DECODES = (0, *DECODES_BESIDE_CHUNKS)  # and as many as there are slots
 _FEWEST_BESIDE_DECODES = 128  # tokens
 _FEWEST_CHUNKS, _CHUNK_TOKENS = 16, 128  # there is room for chunks of that length, and for so many at least
 _FEWEST_BY_FLASH, _FLASH_CHUNK_TOKENS = 2048, 512  # fewer tokens have so much attention after long contexts only

@@ -21,6 +21,7 @@ _STEP_S = 0.036
 _EFFICIENCY = 0.62  # of a device's peak: prompts of Qwen3-8B on an H200
 _TOKENS_OF_A_SEQUENCE = 128  # for which there is KV at least when all slots are taken
 _SEQS_STEP = 16  # by so many sequences decode steps are recorded
+_FEWEST_BETWEEN = 256  # tokens: steps of fewer are recorded as graphs, whose kernels are compiled for that
 
 # bf16 and fp16 operations a second of one multiprocessor, dense, by compute capability: data sheets.
 _FLOPS_PER_S = {
@@ -67,6 +68,17 @@ def choose_step_sizes(
     if most_states is not None:
         num_seqs = min(num_seqs, _whole_steps(most_states))
     return StepSizes(num_tokens, num_seqs)
+
+
+def sizes_between(max_num_batched_tokens: int) -> list[int]:
+    """Numbers of tokens, fewer than a step may have, of which steps have all kernels that steps of any number use from
+    the smallest of them on: no kernel is for less than a quarter more tokens than it begins with.
+    """
+    sizes, size = [], _FEWEST_BETWEEN
+    while size < max_num_batched_tokens:
+        sizes.append(size)
+        size = size * 5 // 4
+    return sizes
 
 
 def _whole_steps(num_seqs: int) -> int:

@@ -12,9 +12,11 @@ from worker_svc.core.layers.placement import Placement
 from worker_svc.core.states.slot_states import SlotStates
 
 
-def random_model(config: ModelConfig, compute: Compute, max_model_len: int) -> CausalLM:
+def random_model(
+    config: ModelConfig, compute: Compute, max_model_len: int, dtype: torch.dtype = torch.float32
+) -> CausalLM:
     """Of a configuration, always the same."""
-    placement = Placement(DEVICE, torch.float32, operations=compute.operations)
+    placement = Placement(DEVICE, dtype, operations=compute.operations)
     model = CausalLM(config.decoder, placement, max_model_len)
     generator = torch.Generator().manual_seed(4)
     for shard in placement.wanted:

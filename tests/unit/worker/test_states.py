@@ -23,9 +23,9 @@ from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import MemoryProfile, fit_model_len
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.states.slot_states import SlotStates
-from worker_svc.core.step_sizes import choose_step_sizes
+from worker_svc.core.step_sizes import choose_step_sizes, sizes_between
 from worker_svc.products import model_products
-from worker_svc.profiling import _full_plan, _long_plan
+from worker_svc.profiling import _full_plan, _long_plan, smaller_steps
 
 FIELDS: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -135,8 +135,24 @@ def test_a_runner_without_states_is_given_none() -> None:
 def test_steps_by_which_memory_is_measured_are_plans_like_others() -> None:
     runner = make_runner()
     kinds = runner.limits.kinds
+    smaller = smaller_steps(128, 4, 64)
+    assert smaller
+    for lengths in smaller:
+        assert len(runner.launch(_full_plan(lengths, kinds)).result().token_ids) == len(lengths)
     for plan in (_full_plan([60, 1, 1, 1], kinds), _long_plan(4, 64, kinds, has_state=True)):
         assert len(runner.launch(plan).result().token_ids) == 4
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [2, 64, 512, 1536, 16_384])
+@pytest.mark.parametrize("max_num_seqs", [1, 4, 256])
+@pytest.mark.parametrize("max_model_len", [10, 4096])
+def test_smaller_steps_keep_to_all_limits(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> None:
+    steps = smaller_steps(max_num_batched_tokens, max_num_seqs, max_model_len)
+    assert len(steps) >= len(sizes_between(max_num_batched_tokens))
+    for lengths in steps:
+        assert sum(lengths) <= max_num_batched_tokens
+        assert 0 < len(lengths) <= max_num_seqs
+        assert 0 < max(lengths) <= max_model_len
 
 
 def test_the_state_of_a_sequence_is_that_of_a_rank_s_heads() -> None:

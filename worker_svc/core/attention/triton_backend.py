@@ -33,6 +33,10 @@ _FLASH_FLOPS, _FLASH_FLOPS_OF_MANY = 30e9, 10e9
 _MANY_TOKENS = 4096
 _FLASH_QUERIES = 128  # fewer, over all queries of a key, would be another variant, to be compiled while serving
 
+# Sequences that advance by one token beside chunks are attended to as if there were so many, or as many as slots:
+# kernels for numbers between would be compiled while serving.
+DECODES_BESIDE_CHUNKS = (16, 64)
+
 
 class TritonAttention:
     """Backend over one KV cache, for `num_heads` query heads and at most `max_num_seqs` sequences a step."""
@@ -54,6 +58,7 @@ class TritonAttention:
         # Layers that attend alike see as much, and so are of one kind in the cache.
         self.tables = dict(zip(kinds, cache.kinds, strict=True))
         different = dict.fromkeys(kinds)
+        self._max_num_seqs = max_num_seqs
         self.decodes = {kind: self._make_decode(kind, max_num_seqs) for kind in different if kind.latent is None}
         self.latents = {
             kind: TritonLatents(kind, kind.latent, num_heads, max_num_seqs, cache.shape.dtype.itemsize)
@@ -120,7 +125,7 @@ class TritonAttention:
         longest = int(query_lens.max(initial=0)), int(contexts_of_chunks.max(initial=0))
         room = Room(batch.num_tokens - num_decodes, *longest)
         form = self.form(room, by_flash=self._suits_flash(batch, num_decodes))
-        slots, contexts, ends, *columns = upload(
+        slots, contexts, ends, rows, decode_slots, decode_contexts, count, *columns = upload(
             positions.device,
             batch.slots,
             batch.context_lens,
@@ -131,11 +136,10 @@ class TritonAttention:
             np.array([num_decodes]),
             *form.columns(batch, num_decodes),
         )
-        decode_rows, count, columns = DecodeRows(*columns[:3]), columns[3], columns[4:]
         if num_decodes == len(batch.slots):
-            return self.prepare_decode(decode_rows, block_tables)
+            return self.prepare_decode(DecodeRows(rows, decode_slots, decode_contexts), block_tables)
         return self.prepare_chunks(
-            decode_rows,
+            DecodeRows(rows, decode_slots, decode_contexts, self._as_many(num_decodes)),
             count,
             form.work(columns),
             Sequences(slots, contexts, ends),
@@ -143,6 +147,11 @@ class TritonAttention:
             slot_mappings=slot_mappings,
             block_tables=block_tables,
         )
+
+    def _as_many(self, num_decodes: int) -> int:
+        """See `DECODES_BESIDE_CHUNKS`."""
+        rooms = (count for count in DECODES_BESIDE_CHUNKS if num_decodes <= count < self._max_num_seqs)
+        return next(rooms, self._max_num_seqs) if num_decodes else 0
 
     def prepare_decode(self, rows: DecodeRows, block_tables: Sequence[Tensor]) -> "TritonStepAttention":
         """The attention of a step in which all sequences advance by one token."""
@@ -269,7 +278,7 @@ class TritonStepAttention:
         if head_norms is not None:
             norms, eps = (head_norms.query.weight, head_norms.key.weight), head_norms.query.eps
         # What is done to the heads of chunks is done to decodes' in the same launch, if these can have it done.
-        is_finished = self._chunked is not None and backend.takes_finished(num_decodes)
+        is_finished = self._chunked is not None and backend.takes_finished(self._decode_rows.kernels_for)
         if (chunked := self._chunked) is not None:
             rope_write(
                 qkv,

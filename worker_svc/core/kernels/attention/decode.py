@@ -37,6 +37,12 @@ class DecodeRows:
     rows: Tensor  # where each one's token stands in the flat columns
     slots: Tensor
     contexts: Tensor  # tokens with KV once the step is done
+    as_many: int = 0  # as which they are attended to, by the same kernels; 0: as they are
+
+    @property
+    def kernels_for(self) -> int:
+        """The number of sequences that kernels are chosen for: no fewer than there are."""
+        return max(self.as_many, len(self))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -119,7 +125,7 @@ class DecodeAttention:
 
     def plan(self, rows: DecodeRows, block_tables: Tensor) -> None:
         """Cut the contexts of a step; called before its first `attend`, with the same tables."""
-        if (shares := self._find_shares(len(rows))) is not None:
+        if (shares := self._find_shares(rows.kernels_for)) is not None:
             plan_shares[(shares.programs,)](
                 rows.rows,
                 rows.slots,
@@ -165,12 +171,12 @@ class DecodeAttention:
         cache, queries normalised, rotated and multiplied by `query_scale` and the scale of keys; only where
         `takes_finished` says so.
         """
-        if (shares := self._find_shares(len(rows))) is not None:
+        if (shares := self._find_shares(rows.kernels_for)) is not None:
             if not is_finished:
                 self._finish(qkv, norms, eps, rows, block_tables, keys, values, unscaled, scales)
             self._attend_shares(shares, qkv, rows, block_tables, keys, values, out, scales[1])
         else:
-            cut = self._cut(len(rows))
+            cut = self._cut(rows.kernels_for)
             self._attend_splits(cut, qkv, norms, eps, rows, block_tables, keys, values, out, unscaled, sinks, scales)
 
     def _attend_splits(

@@ -100,7 +100,7 @@ class LatentKernels:
         """The attention of `rows`, whose keys are in the cache, into their rows of `out`: split over contexts (Dao et
         al., Flash-Decoding, 2023).
         """
-        dims, cut = self._dims, self._find_cut(len(rows))
+        dims, cut = self._dims, self._find_cut(rows.kernels_for)
         columns = rows.rows, rows.contexts, rows.contexts, rows.slots
         self._attend(heads, columns, block_tables, cached, out, 1, cut, is_decode=True)
         if cut.splits == 1:
