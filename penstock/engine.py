@@ -74,6 +74,7 @@ class LLMEngine:
             limits.max_num_batched_tokens,
             limits.kinds,
             limits.has_state,
+            limits.num_saved_states,
             model_kind=limits.model_kind,
         )
         self._scheduler = Scheduler(config)

@@ -67,6 +67,9 @@ class LLM:
         kv_cache_memory_bytes: memory of the KV cache; None: what fits.
         block_size: tokens of a KV block.
         enable_prefix_caching: whether prompts share the KV of equal beginnings.
+        num_saved_states: where layers keep a state of each sequence, states that are saved for prompts with equal
+            beginnings; None: as many as sequences, in an eighth of what weights leave; 0: none is.
+        min_saved_tokens: tokens that a saved state must save whoever begins with it.
         plans_in_flight: steps that are planned before their results come; one more while steps are short.
         scheduling_policy: "fcfs", "priority" or "fair".
         model_impl: whose model: "penstock" (our own families), "transformers" (transformers' own module over paged
@@ -111,6 +114,8 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         block_size: int = 16,
         enable_prefix_caching: bool = True,
+        num_saved_states: int | None = None,
+        min_saved_tokens: int = 256,
         plans_in_flight: int = 2,
         scheduling_policy: str = "fcfs",
         model_impl: str = "auto",
@@ -142,11 +147,14 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             block_size=block_size,
             plans_in_flight=plans_in_flight,
+            min_saved_tokens=min_saved_tokens,
             num_blocks=num_blocks,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             max_model_len=max_model_len,
             num_threads=num_threads,
         )
+        if num_saved_states:
+            _check_counts(num_saved_states=num_saved_states)
         _check_choice("scheduling_policy", scheduling_policy, tuple(POLICIES))
         _check_choice("model_impl", model_impl, ("auto", "penstock", "transformers"))
         _check_choice("load_format", load_format, ("auto", "dummy"))
@@ -182,6 +190,7 @@ class LLM:
                 max_model_len=max_model_len,
                 max_num_batched_tokens=max_num_batched_tokens,
                 num_blocks=num_blocks,
+                num_saved_states=num_saved_states,
                 kv_cache_memory_bytes=kv_cache_memory_bytes,
                 gpu_memory_utilization=gpu_memory_utilization,
                 step_ms=step_ms,
@@ -195,6 +204,7 @@ class LLM:
             short_step_us=SHORT_STEP_US,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
+            min_saved_tokens=min_saved_tokens,
         )
         self.llm_engine = LLMEngine(vocabulary, worker.runner, config, seed=seed)
         self._batches = Batches(self.llm_engine)

@@ -46,6 +46,11 @@ KV_BLOCKS = GaugeFamily(
     "KV blocks of a worker: used by sequences; cached: free, with content that can be found again; free.",
     {"worker": (), "state": ("used", "cached", "free")},
 )
+SAVED_STATES = GaugeFamily(
+    "penstock_saved_states",
+    "States that a worker can save for sequences with the same first tokens, where layers keep some: used, free.",
+    {"worker": (), "state": ("used", "free")},
+)
 PLANS_IN_FLIGHT = GaugeFamily("penstock_plans_in_flight", "Plans sent to a worker and not answered.", {"worker": ()})
 LOG_BACKLOG = GaugeFamily(
     "penstock_log_backlog",
@@ -63,7 +68,8 @@ FAMILIES: tuple[Family, ...] = (
     recovery_family("worker", "scheduler"),
     *(PROMPT_TOKENS, GENERATED_TOKENS, CACHED_TOKENS, DISCARDED_TOKENS, RESTORED_TOKENS, PREEMPTIONS),
     *(PREFILL_ONLY_STEPS, QUEUE_TIME),
-    *(FINISHED_REQUESTS, SEQUENCES, KV_BLOCKS, PLANS_IN_FLIGHT, LOG_BACKLOG, BATCH_SEQUENCES, STEP_TOKENS),
+    *(FINISHED_REQUESTS, SEQUENCES, KV_BLOCKS, SAVED_STATES),
+    *(PLANS_IN_FLIGHT, LOG_BACKLOG, BATCH_SEQUENCES, STEP_TOKENS),
     DEAD_LETTERS,
 )
 
@@ -118,11 +124,22 @@ class SchedulerCollector(Collector):
         yield FINISHED_REQUESTS.by(totals.num_finished_requests)
         yield SEQUENCES.by({"waiting": stats.num_waiting_seqs, "running": stats.num_running_seqs})
         yield KV_BLOCKS.by(_kv_blocks(stats.workers))
+        yield SAVED_STATES.by(_saved_states(stats.workers))
         yield PLANS_IN_FLIGHT.by({name: worker.num_plans_in_flight for name, worker in stats.workers.items()})
         yield LOG_BACKLOG.by({str(shard): length for shard, length in meters.log_backlogs.items()})
         yield BATCH_SEQUENCES.of(meters.batch_sequences)
         yield STEP_TOKENS.of(meters.step_tokens)
         yield DEAD_LETTERS.by(dict(meters.dead_letters))
+
+
+def _saved_states(workers: Mapping[str, WorkerStats]) -> dict[tuple[str, str], int]:
+    """Those of workers that have some, by worker and state."""
+    states: dict[tuple[str, str], int] = {}
+    for name, worker in workers.items():
+        if worker.num_saved_states:
+            states[name, "used"] = worker.num_used_states
+            states[name, "free"] = worker.num_saved_states - worker.num_used_states
+    return states
 
 
 def _kv_blocks(workers: Mapping[str, WorkerStats]) -> dict[tuple[str, str], int]:

@@ -50,6 +50,13 @@ class SchedulerSettings(ServiceSettings):
             "asked by `cached_tokens` and by how soon a first token comes"
         },
     )
+    min_saved_tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = field(
+        default=256,
+        metadata={
+            "help": "where layers keep a state of each sequence: tokens that a saved one must save whoever begins with "
+            "it, since to save it takes a step of its own"
+        },
+    )
     admit_every: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=1,
         metadata={
@@ -105,6 +112,7 @@ class SchedulerSettings(ServiceSettings):
             enable_prefix_caching=self.enable_prefix_caching,
             share_prefixes_between_tenants=self.share_prefixes_between_tenants,
             max_waiting_seqs=self.max_waiting_seqs,
+            min_saved_tokens=self.min_saved_tokens,
             admit_every=self.admit_every,
             max_prefill_only_steps=self.max_prefill_only_steps,
             tenant_weights={tenant: float(weight) for tenant, _, weight in weights},

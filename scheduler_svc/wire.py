@@ -130,6 +130,7 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
         info.max_model_len,
         kinds=_kinds(info),
         has_state=info.has_state,
+        num_saved_states=info.num_saved_states,
         model_kind=kind,
     )
     if info.max_num_batched_tokens:
@@ -179,6 +180,8 @@ def encode_plan(plan: StepPlan, session: bytes, incarnation: bytes, sent_ns: int
         copy_targets=_packed(plan.copy_targets),
         slots=_packed(plan.slots),
         num_tokens=_packed(plan.num_tokens),
+        save_slots=_packed(plan.save_slots),
+        save_states=_packed(plan.save_states),
     ).SerializeToString()
 
 
@@ -207,7 +210,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         num_first_tokens=admission.num_first_tokens,
         block_counts=_packed(admission.block_counts),
         first_blocks=_packed(admission.first_blocks),
-        state_slot=admission.state_slot,
+        source_state=admission.source_state,
     )
 
 

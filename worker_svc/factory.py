@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -29,6 +29,7 @@ from worker_svc.runner_options import RunnerOptions
 _log = logging.getLogger(__name__)
 
 _STATES_SHARE = 0.5  # of the memory for sequences, that states may take unless `max_num_seqs` says so
+_SAVED_SHARE = 0.125  # of the same, that those which are saved may take unless `num_saved_states` says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     _log.info("attention chosen", extra={"attention": compute.name, "reason": compute.reason})
     if loaded.state is not None:
         size = f"{loaded.state.slot_bytes / 2**20:.1f} MiB"
-        _log.info("layers keep a state", extra={"each sequence": size, "reason": "no prefix is found again"})
+        _log.info("layers keep a state", extra={"each sequence": size})
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
     usable_bytes = DEFAULT_CPU_KV_CACHE_BYTES if budget is None else budget.usable_bytes - loaded.weights_bytes
     sizes = _step_sizes(options, loaded, group, device, usable_bytes)
@@ -131,6 +132,7 @@ def _step_sizes(
     if state is None:
         return choose_step_sizes(*wanted)
     sizes = choose_step_sizes(*wanted, most_states=int(kv_bytes * _STATES_SHARE) // state.slot_bytes)
+    sizes = replace(sizes, num_saved_states=int(kv_bytes * _SAVED_SHARE) // state.slot_bytes)
     without = choose_step_sizes(*wanted).max_num_seqs
     if sizes.max_num_seqs < without and options.max_num_seqs is None:
         size = f"{state.slot_bytes / 2**20:.1f} MiB"

@@ -20,7 +20,7 @@ from servicekit.settings import num_cores
 from worker_svc.core.digest import digest_of
 from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
-from worker_svc.core.memory import MemoryProfile
+from worker_svc.core.memory import MemoryProfile, no_states_to_save
 from worker_svc.core.pretended_model import HIDDEN_SIZE
 from worker_svc.core.script import Script
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
@@ -83,6 +83,7 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
         eos_token_ids=eos_token_ids,
         kinds=kinds,
         has_state=settings.simulated_state,
+        num_saved_states=_simulated_saved_states(settings, max_num_seqs),
         model_kind=model_kind,
     )
     _wake_promptly()
@@ -104,6 +105,15 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     answers = (*answers, *([settings.simulated_model.encode()] if is_whole else []))
     digest = digest_of("simulated", *known, *answers)
     return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close, digest)
+
+
+def _simulated_saved_states(settings: WorkerSettings, max_num_seqs: int) -> int:
+    """As many as slots, unless the settings say."""
+    if settings.simulated_state:
+        return max_num_seqs if settings.num_saved_states is None else settings.num_saved_states
+    if settings.num_saved_states:
+        raise no_states_to_save(settings.num_saved_states)
+    return 0
 
 
 def _simulated_kinds(settings: WorkerSettings, context_length: int) -> tuple[KVKind, ...]:
@@ -187,6 +197,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         device=settings.device,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
+        num_saved_states=settings.num_saved_states,
         max_model_len=settings.max_model_len,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_blocks=settings.num_blocks,

@@ -20,6 +20,7 @@ from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.layers.delta_rule import delta_rule_state
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.memory import no_states_to_save
 from worker_svc.core.models.spec import AttentionSpec
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
@@ -54,6 +55,8 @@ class NativeLoader:
         """
         self._config = _read_config(options, checkpoint)
         _check_kv_cache(options.kv_cache_dtype, self._config)
+        if options.num_saved_states and not self._config.decoder.delta_rules:
+            raise no_states_to_save(options.num_saved_states)
 
     def describe(self, options: RunnerOptions, device: torch.device) -> ModelDescription:
         """Implement `Loader.describe`."""

@@ -54,14 +54,26 @@ class RunnerMaker:
         return self.options.max_num_batched_tokens or self.sizes.max_num_batched_tokens
 
     @property
+    def num_saved_states(self) -> int:
+        """Beside those of slots; unless the options say, no more than these."""
+        if self.options.num_saved_states is not None:
+            return self.options.num_saved_states
+        return min(self.sizes.num_saved_states, self.max_num_seqs)
+
+    @property
+    def num_states(self) -> int:
+        """Of all slots, the one that pads batches, and those that are saved."""
+        return self.max_num_seqs + 1 + self.num_saved_states
+
+    @property
     def state_bytes(self) -> int:
-        """Bytes of the states of all slots, and of the one that pads batches."""
-        return 0 if self.state is None else (self.max_num_seqs + 1) * self.state.slot_bytes
+        """Bytes of all states."""
+        return 0 if self.state is None else self.num_states * self.state.slot_bytes
 
     @property
     def used_sizes(self) -> StepSizes:
         """The sizes that the options say, or else those that suit."""
-        return StepSizes(self.max_num_batched_tokens, self.max_num_seqs)
+        return StepSizes(self.max_num_batched_tokens, self.max_num_seqs, self.num_saved_states)
 
     def make(
         self, num_blocks: int, max_model_len: int, *, num_graphs: int, observe: Callable[[int, int], None]
@@ -77,8 +89,9 @@ class RunnerMaker:
             vocab_size=self.model.vocab_size,
             kinds=self.shape.layout.kinds,
             has_state=self.state is not None,
+            num_saved_states=self.num_saved_states,
         )
-        states = None if self.state is None else SlotStates(self.state, self.max_num_seqs + 1, self.device)
+        states = None if self.state is None else SlotStates(self.state, self.num_states, self.device)
         cache = KVCache(self.shape, num_blocks + 1, self.device)
         return self.compute.make_runner(
             self.model,
@@ -271,7 +284,7 @@ def _long_plan(num_seqs: int, max_model_len: int, kinds: Sequence[KVKind], *, ha
     ones = np.zeros(len(kinds), np.uint32)
     others = [_admission(slot, 1, 0, ones, [1] * len(kinds)) for slot in range(1, num_seqs)]
     long = _admission(0, max_model_len, max_model_len - 1, np.zeros(sum(counts), np.uint32), counts)
-    return _plan([replace(long, state_slot=0 if has_state and max_model_len > 1 else None), *others])
+    return _plan([replace(long, source_state=0 if has_state and max_model_len > 1 else None), *others])
 
 
 def _plan(admissions: list[Admission]) -> StepPlan:

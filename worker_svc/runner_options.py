@@ -15,6 +15,7 @@ class RunnerOptions:
     device: str = "auto"  # auto: cuda if there is one
     block_size: int = 16  # tokens
     max_num_seqs: int | None = None  # None: as suits the memory
+    num_saved_states: int | None = None  # where layers keep one; None: one for each slot, as suits the memory
     max_model_len: int | None = None  # None: the model's context, as far as the KV cache reaches
     max_num_batched_tokens: int | None = None  # None: as suits model and device
     num_blocks: int | None = None  # None: from the memory

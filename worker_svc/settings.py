@@ -90,6 +90,14 @@ class WorkerSettings(ServiceSettings):
         default=None,
         metadata={"help": "sequences at once, no more than max_num_batched_tokens; none: 256, or as KV memory allows"},
     )
+    num_saved_states: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = field(
+        default=None,
+        metadata={
+            "help": "where layers keep a state of each sequence: states that are saved for sequences with the same "
+            "first tokens; none: as many as sequences at once, in at most an eighth of what weights leave; 0: no "
+            "prefix is found again"
+        },
+    )
     max_model_len: _Count | None = field(
         default=None, metadata={"help": "tokens of a sequence, prompt and output; none: the model's, as far as KV fits"}
     )
@@ -133,7 +141,7 @@ class WorkerSettings(ServiceSettings):
     )
     simulated_state: bool = field(
         default=False,
-        metadata={"help": "simulated: layers keep a state of each sequence, so that no prefix is found again"},
+        metadata={"help": "simulated: layers keep a state of each sequence"},
     )
     simulated_model: Literal["decoder", "encoder", "cross_encoder"] = field(
         default="decoder",

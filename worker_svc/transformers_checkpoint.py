@@ -19,6 +19,7 @@ from transformers import __version__ as version
 from contract.domain.errors import ErrorCode, PenstockError, broken, unimplemented
 from contract.domain.model_kind import ModelKind
 from servicekit.checkpoint.model import CONFIG, Checkpoint
+from worker_svc.core.memory import no_states_to_save
 from worker_svc.core.models import FAMILIES
 from worker_svc.core.models.media import TEXTS
 from worker_svc.runner_options import RunnerOptions
@@ -150,6 +151,8 @@ def refuse_options(options: RunnerOptions) -> None:
         raise unimplemented(f"tensor_parallel_size {options.world_size} for a module of transformers'")
     if options.quantization is not None:
         raise unimplemented(f"quantization {options.quantization!r} for a module of transformers'")
+    if options.num_saved_states:
+        raise no_states_to_save(options.num_saved_states)
     if options.kv_cache_dtype != "auto":
         raise unimplemented(
             "kv_cache_dtype", f"kv_cache_dtype {options.kv_cache_dtype!r} for a module of transformers'"

@@ -52,6 +52,7 @@ def decode_plan(payload: bytes) -> ReceivedPlan:
         _columns("append", message.append_kinds, message.append_slots)
     copy_sources, copy_targets = _columns("copy", message.copy_sources, message.copy_targets)
     slots, num_tokens = _columns("slots", message.slots, message.num_tokens)
+    save_slots, save_states = _columns("save", message.save_slots, message.save_states)
     plan = StepPlan(
         step=message.step,
         released_slots=_column("released_slots", message.released_slots),
@@ -63,6 +64,8 @@ def decode_plan(payload: bytes) -> ReceivedPlan:
         copy_targets=copy_targets,
         slots=slots,
         num_tokens=num_tokens,
+        save_slots=save_slots,
+        save_states=save_states,
     )
     return ReceivedPlan(session, incarnation, message.origin.sent_unix_ns, plan)
 
@@ -116,6 +119,7 @@ def worker_info(
             for each in limits.kinds
         ],
         has_state=limits.has_state,
+        num_saved_states=limits.num_saved_states,
         kind=encode_model_kind(limits.model_kind),
     )
 
@@ -175,7 +179,7 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
         block_counts=block_counts,
         first_blocks=first_blocks,
-        state_slot=message.state_slot if message.HasField("state_slot") else None,
+        source_state=message.source_state if message.HasField("source_state") else None,
     )
 
 

@@ -38,9 +38,9 @@ class Admission:
     block_counts: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[kinds]: of `block_ids`; empty: all of the first
     # u32[kinds]: blocks before those in `block_ids`, which no token to be computed sees; empty: none.
     first_blocks: U32 = field(default_factory=lambda: NO_TOKENS)
-    # Of a model whose layers keep a state: the slot whose occupant so far has that of the computed tokens; it is copied
-    # before anything is computed. None: nothing is computed.
-    state_slot: int | None = None
+    # Of a model whose layers keep a state: the index of that of the computed tokens, of a slot's occupant so far or,
+    # from the number of slots on, one that was saved; it is copied before anything is computed. None: nothing is.
+    source_state: int | None = None
     num_first_tokens: int = 0  # of a pair of texts: tokens before those of the second type; 0: all are of the first
 
     @property
@@ -59,9 +59,9 @@ class Admission:
 class StepPlan:
     """One step for one worker. Slots that a plan does not name keep their state on the device.
 
-    The worker carries it out in this order: release, admit, append blocks, copy blocks, compute. A slot all of whose
-    tokens are computed by then samples the next one; a slot that does not get there (a prefill chunk) does not. The
-    next input token of a decoding slot is already on the device: it is never sent.
+    The worker carries it out in this order: release, admit, append blocks, copy blocks, compute, save states. A slot
+    all of whose tokens are computed by then samples the next one; a slot that does not get there (a prefill chunk) does
+    not. The next input token of a decoding slot is already on the device: it is never sent.
     """
 
     step: int  # counts from 1 within an epoch; a plan with step 1 starts from empty slots
@@ -74,6 +74,9 @@ class StepPlan:
     copy_targets: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[c]
     slots: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[s]: the slots that compute in this step
     num_tokens: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[s]: how many tokens each advances
+    # u32[v]: slots whose state is saved once they are computed, and where to: indices as in `Admission.source_state`.
+    save_slots: U32 = field(default_factory=lambda: NO_TOKENS)
+    save_states: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[v]
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,7 @@ class WorkerInfo(_message.Message):
     KINDS_FIELD_NUMBER: _builtins.int
     HAS_STATE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    NUM_SAVED_STATES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model that it has loaded."""
     num_blocks: _builtins.int
@@ -194,11 +195,15 @@ class WorkerInfo(_message.Message):
     model_digest: _builtins.bytes
     """8 bytes: digest of the model that it has loaded; workers with different digests give different tokens."""
     has_state: _builtins.bool
-    """Whether layers keep a state of each sequence in its slot: then blocks alone are of no use to another sequence, and no
-    token can be computed twice.
+    """Whether layers keep a state of each sequence in its slot: then blocks are of no use to another sequence without a
+    state of the same tokens, and no token can be computed twice.
     """
     kind: Global___ModelKind.ValueType
     """What the model makes of prompts; unspecified: it is a decoder."""
+    num_saved_states: _builtins.int
+    """Where layers keep a state: those that it can save beside the slots', so that sequences with the same first tokens
+    begin with them; 0: none. A scheduler that does not know this field saves none.
+    """
     @_builtins.property
     def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVKind]:
         """The kinds of layers that keep keys and values, each of which has blocks of its own; empty: all layers see all tokens
@@ -221,10 +226,11 @@ class WorkerInfo(_message.Message):
         kinds: _abc.Iterable[Global___KVKind] | None = ...,
         has_state: _builtins.bool = ...,
         kind: Global___ModelKind.ValueType = ...,
+        num_saved_states: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_home_shard", b"_home_shard", "home_shard", b"home_shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_home_shard", b"_home_shard", "block_size", b"block_size", "device", b"device", "has_state", b"has_state", "home_shard", b"home_shard", "kind", b"kind", "kinds", b"kinds", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_home_shard", b"_home_shard", "block_size", b"block_size", "device", b"device", "has_state", b"has_state", "home_shard", b"home_shard", "kind", b"kind", "kinds", b"kinds", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "num_saved_states", b"num_saved_states", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__home_shard: _TypeAlias = _typing.Literal["home_shard"]  # noqa: Y015
     _WhichOneofArgType__home_shard: _TypeAlias = _typing.Literal["_home_shard", b"_home_shard"]  # noqa: Y015

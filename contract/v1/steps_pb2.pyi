@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class StepPlan(_message.Message):
-    """One step for one worker. The worker releases, admits, appends, replaces, copies and then computes."""
+    """One step for one worker. The worker releases, admits, appends, copies, computes and then saves states."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -38,6 +38,8 @@ class StepPlan(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     APPEND_KINDS_FIELD_NUMBER: _builtins.int
+    SAVE_SLOTS_FIELD_NUMBER: _builtins.int
+    SAVE_STATES_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.bytes
     """16 bytes: the worker's incarnation that this is meant for; another one drops it."""
     step: _builtins.int
@@ -60,6 +62,12 @@ class StepPlan(_message.Message):
     """Column, beside append_slots: the kind of layers, an index into `WorkerInfo.kinds`; empty: the first. Blocks that no
     token to come sees are given up without a word: plans that are sent later may name them for others.
     """
+    save_slots: _builtins.bytes
+    """Column: slots whose state, in layers that keep one, is saved once they have computed: it stands for all their tokens
+    that are computed by then.
+    """
+    save_states: _builtins.bytes
+    """Column, beside save_slots: where to, an index from `WorkerInfo.max_num_seqs` on; what was saved there is forgotten."""
     @_builtins.property
     def origin(self) -> _common_pb2.Origin:
         """The scheduler's session and the time of sending."""
@@ -83,10 +91,12 @@ class StepPlan(_message.Message):
         slots: _builtins.bytes = ...,
         num_tokens: _builtins.bytes = ...,
         append_kinds: _builtins.bytes = ...,
+        save_slots: _builtins.bytes = ...,
+        save_states: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "append_blocks", b"append_blocks", "append_kinds", b"append_kinds", "append_slots", b"append_slots", "copy_sources", b"copy_sources", "copy_targets", b"copy_targets", "incarnation", b"incarnation", "num_tokens", b"num_tokens", "origin", b"origin", "released_slots", b"released_slots", "slots", b"slots", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "append_blocks", b"append_blocks", "append_kinds", b"append_kinds", "append_slots", b"append_slots", "copy_sources", b"copy_sources", "copy_targets", b"copy_targets", "incarnation", b"incarnation", "num_tokens", b"num_tokens", "origin", b"origin", "released_slots", b"released_slots", "save_slots", b"save_slots", "save_states", b"save_states", "slots", b"slots", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,7 +123,7 @@ class Admission(_message.Message):
     POOLING_FIELD_NUMBER: _builtins.int
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     FIRST_BLOCKS_FIELD_NUMBER: _builtins.int
-    STATE_SLOT_FIELD_NUMBER: _builtins.int
+    SOURCE_STATE_FIELD_NUMBER: _builtins.int
     NUM_FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Index of the slot."""
@@ -141,9 +151,10 @@ class Admission(_message.Message):
     """Column: by kind of layers, how many of block_ids are its; empty: there is one kind."""
     first_blocks: _builtins.bytes
     """Column: by kind of layers, how many blocks stand before those in block_ids, which no token to come sees; empty: none."""
-    state_slot: _builtins.int
-    """Where layers keep a state: the slot whose occupant so far, which this plan may release, has that of the computed
-    tokens. It is copied when blocks are; absent: num_computed_tokens is 0, or no layer keeps a state.
+    source_state: _builtins.int
+    """Where layers keep a state: the index of that of the computed tokens. It is copied when blocks are. Below
+    `WorkerInfo.max_num_seqs` it is that of a slot's occupant so far, which this plan may release; the others are those
+    that were saved. Absent: num_computed_tokens is 0, or no layer keeps a state.
     """
     num_first_tokens: _builtins.int
     """Of a pair of texts, how many tokens come before those of the second type; 0: all are of the first type."""
@@ -173,15 +184,15 @@ class Admission(_message.Message):
         pooling: _common_pb2.Pooling | None = ...,
         block_counts: _builtins.bytes = ...,
         first_blocks: _builtins.bytes = ...,
-        state_slot: _builtins.int | None = ...,
+        source_state: _builtins.int | None = ...,
         num_first_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot", "pooling", b"pooling", "sampling", b"sampling", "state_slot", b"state_slot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_source_state", b"_source_state", "pooling", b"pooling", "sampling", b"sampling", "source_state", b"source_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot", "block_counts", b"block_counts", "block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "first_blocks", b"first_blocks", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_first_tokens", b"num_first_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "state_slot", b"state_slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source_state", b"_source_state", "block_counts", b"block_counts", "block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "first_blocks", b"first_blocks", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_first_tokens", b"num_first_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "source_state", b"source_state", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__state_slot: _TypeAlias = _typing.Literal["state_slot"]  # noqa: Y015
-    _WhichOneofArgType__state_slot: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__state_slot) -> _WhichOneofReturnType__state_slot | None: ...
+    _WhichOneofReturnType__source_state: _TypeAlias = _typing.Literal["source_state"]  # noqa: Y015
+    _WhichOneofArgType__source_state: _TypeAlias = _typing.Literal["_source_state", b"_source_state"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source_state) -> _WhichOneofReturnType__source_state | None: ...
 
 Global___Admission: _TypeAlias = Admission  # noqa: Y015

@@ -20,6 +20,7 @@ class SchedulerConfig:
     # Of a plan: decoding sequences first, then chunks of prompts; None: as many as a worker's step may have.
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
+    min_saved_tokens: int = 256  # where layers keep a state: those that a saved one saves whoever begins with it
     share_prefixes_between_tenants: bool = False  # else cached blocks are found by requests of their tenant only
     max_waiting_seqs: int = 1024  # above it `has_room` is false
     admit_every: int = 1  # of a nearly full worker's plans, at most one in so many begins prompts
@@ -33,6 +34,8 @@ class SchedulerConfig:
         for name in ("plans_in_flight", "max_num_batched_tokens", "max_waiting_seqs", "admit_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.min_saved_tokens < 1:
+            raise ValueError(f"min_saved_tokens must be at least 1, got {self.min_saved_tokens}")
         if self.max_prefill_only_steps < 0:
             raise ValueError(f"max_prefill_only_steps must be at least 0, got {self.max_prefill_only_steps}")
         for tenant, weight in self.tenant_weights.items():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from scheduler_svc.core.blocks import BlockManager
 from scheduler_svc.core.isolation import IsolatingQueue
 from scheduler_svc.core.requests import Requests
+from scheduler_svc.core.saved_states import SavedStates
 from scheduler_svc.core.sequence import SequenceState, Status
 from scheduler_svc.core.tables import held_blocks
 from scheduler_svc.core.worker import WorkerState
@@ -40,6 +41,7 @@ def check_integrity(workers: Mapping[str, WorkerState], requests: Requests) -> N
                 assert worker.serves(occupant), f"slot {slot} goes on with another model than it began with"
                 (_check_parked if worker.is_parked[slot] else _check_slot)(worker, slot, occupant)
         _check_blocks(worker.blocks, held)
+        _check_states(worker.states)
         is_whole = not worker.prefilling and not held and all(each.is_pooled for each in worker.running())
         assert is_whole or not worker.computes_whole_prompts, "an encoder computes a prompt in parts, or keeps some"
         free = [slot for slot, occupant in enumerate(worker.sequences) if occupant is None]
@@ -77,6 +79,8 @@ def _check_slot(worker: WorkerState, slot: int, sequence: SequenceState) -> None
     most = int(worker.max_num_tokens[slot])
     assert num_tokens - sequence.is_pooled <= most <= worker.limits.capacity, f"{name} is planned beyond its end"
     assert num_computed <= int(worker.capacity[slot]), f"{name} has computed beyond its blocks"
+    assert not worker.at_tip[slot] or not sequence.save_at, f"{name} has computed past where its state is to be saved"
+    assert all(point > num_computed for point in sequence.save_at), f"{name} has not saved its state"
     for kind, table in zip(worker.limits.kinds, sequence.tables, strict=True):
         for block in table.blocks[max(0, num_computed // kind.block_size - table.first) :]:
             assert worker.blocks.ref_counts[block] == 1, f"{name} writes into a shared block"
@@ -106,6 +110,12 @@ def _check_parked(worker: WorkerState, slot: int, sequence: SequenceState) -> No
     width = 0 if request.search is None else request.search.width
     places = {each.worker_id for each in request.sequences[:width]}
     assert request in worker.forking or places == {worker.worker_id}, f"{name} is kept from a beam that waits"
+
+
+def _check_states(states: SavedStates) -> None:
+    places = sorted([*states.empty, *states.hashes])
+    assert places == list(states.indices), "a saved state has leaked"
+    assert {block_hash: index for index, block_hash in states.hashes.items()} == states.found, "saved states differ"
 
 
 def _check_blocks(blocks: BlockManager, held: Counter[int]) -> None:

@@ -17,6 +17,7 @@ class WorkerLimits:
     max_num_batched_tokens: int = 2**32 - 1  # tokens that one step can compute
     kinds: tuple[KVKind, ...] = ()  # of a decoder's layers; empty: all see all tokens before them
     has_state: bool = False  # layers keep a state in a sequence's slot: blocks alone are of no use to another
+    num_saved_states: int = 0  # of those: for sequences that begin with the same tokens, beside the slots' own
     max_plans: int = 1  # that are planned before their results come
     model_kind: ModelKind = ModelKind.DECODER
     capacity: int = field(init=False, compare=False)  # tokens of the longest sequence that the worker can compute
@@ -33,8 +34,9 @@ class WorkerLimits:
 
     @property
     def finds_prefixes(self) -> bool:
-        """Return whether blocks of one sequence are of use to others: not without a state, nor where there are none."""
-        return not self.has_state and not self.model_kind.computes_whole_prompts
+        """Return whether blocks of one sequence are of use to others: not without states where layers keep some, nor
+        where there are none."""
+        return not self.model_kind.computes_whole_prompts and (not self.has_state or self.num_saved_states > 0)
 
     @property
     def longest_step(self) -> int:

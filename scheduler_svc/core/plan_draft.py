@@ -20,10 +20,11 @@ class PlanDraft:
     copied: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
     chunks: dict[SequenceState, int] = field(default_factory=dict)  # tokens of each sequence, as they were planned
     held: list[list[int]] = field(default_factory=list)  # blocks to be let go of once it is made
+    saved: list[tuple[int, int]] = field(default_factory=list)  # (slot, index of a state)
     has_preempted: bool = False
 
-    def admit(self, sequence: SequenceState, reused: Reused, state_slot: int | None = None) -> None:
-        """Tell the worker of a sequence that was placed, with the KV that it has of it and the slot with its state."""
+    def admit(self, sequence: SequenceState, reused: Reused) -> None:
+        """Tell the worker of a sequence that was placed, with what it has of it."""
         request = sequence.request
         for source, table, shared in zip(reused.copy_sources, sequence.tables, reused.tables, strict=True):
             if source is not None:
@@ -47,7 +48,7 @@ class PlanDraft:
                 num_first_tokens=request.queued.num_first_tokens,
                 block_counts=counts,
                 first_blocks=firsts,
-                state_slot=state_slot,
+                source_state=reused.state,
             )
         )
 
@@ -66,6 +67,8 @@ class PlanDraft:
         slot = sequence.slot
         num_left = int(worker.num_tokens[slot] - worker.num_computed_tokens[slot])
         num_tokens = min(num_left, budget)
+        if sequence.save_at:
+            num_tokens = min(num_tokens, sequence.save_at[0] - int(worker.num_computed_tokens[slot]))
         if num_tokens == 0:
             return 0
         worker.num_computed_tokens[slot] += num_tokens
@@ -78,10 +81,21 @@ class PlanDraft:
         self.chunks[sequence] = self.chunks.get(sequence, 0) + num_tokens
         return num_tokens
 
+    def save_states(self, worker: WorkerState) -> None:
+        """Have the states saved of those sequences that get as far as theirs is to be saved."""
+        size = worker.limits.block_size
+        for sequence in self.chunks:
+            if sequence.save_at and sequence.save_at[0] == int(worker.num_computed_tokens[sequence.slot]):
+                num_blocks = sequence.save_at.pop(0) // size
+                index = worker.states.save(sequence.hashes(size)[num_blocks - 1])
+                if index is not None:
+                    self.saved.append((sequence.slot, index))
+
     def plan(self, step: int, released_slots: list[int], decoding: I64) -> StepPlan:
         """The plan: the slots `decoding` i64[num_decoding], a token each, and after them those of the chunks."""
         append_slots, append_blocks = _columns(self.appended)
         copy_sources, copy_targets = _columns(self.copied)
+        save_slots, save_states = _columns(self.saved)
         slots, num_tokens = decoding.astype(np.uint32), np.ones(len(decoding), np.uint32)
         if self.chunks:
             chunks = np.array([(sequence.slot, num) for sequence, num in self.chunks.items()], np.uint32)
@@ -97,6 +111,8 @@ class PlanDraft:
             copy_targets=copy_targets,
             slots=slots,
             num_tokens=num_tokens,
+            save_slots=save_slots,
+            save_states=save_states,
         )
 
 

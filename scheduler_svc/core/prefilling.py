@@ -14,6 +14,7 @@ from scheduler_svc.core.plan_draft import PlanDraft
 from scheduler_svc.core.policy import Policy, WaitingQueue
 from scheduler_svc.core.requests import Requests
 from scheduler_svc.core.reuse import belongs_elsewhere, reusable
+from scheduler_svc.core.saved_states import save_points
 from scheduler_svc.core.sequence import SequenceState
 from scheduler_svc.core.stats import Counters
 from scheduler_svc.core.tables import Reused
@@ -136,6 +137,16 @@ class Prefilling:
         if request.model_digest is None:
             self.requests.pin(request, worker.model_digest)
         slot = worker.place(sequence, reused, now_ns)
+        if reused.state is not None:
+            worker.states.use(reused.state)
+        if worker.limits.num_saved_states and self.config.enable_prefix_caching:
+            sequence.save_at = save_points(
+                num_tokens=request.num_prompt_tokens,
+                num_begun=reused.num_tokens,
+                num_found=reused.num_found,
+                step=worker.rules.largest_block,
+                least=self.config.min_saved_tokens,
+            )
         if is_first:
             worker.num_cached_tokens[slot] = reused.num_tokens
             self.counters.num_prompt_tokens += request.num_prompt_tokens

@@ -1,6 +1,7 @@
 """The KV of a sequence that is on a worker already, and the choice to wait for the worker that has more of it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from scheduler_svc.core.sequence import SequenceState
 from scheduler_svc.core.tables import Reused
@@ -13,8 +14,8 @@ def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -
     """The KV that need not be computed: of a sibling that has the prompt, or, with `has_cache`, from the prefix cache.
 
     The last known token is always computed, since its hidden state gives the next one, or a vector; and all of them
-    where the prompt's logprobs are asked for, or a vector of all its hidden states, or by a model that keeps none, or
-    where layers keep a state, which stands for all tokens of a slot and so for no prefix.
+    where the prompt's logprobs are asked for, or a vector of all its hidden states, or by a model that keeps none.
+    Where layers keep a state, what is found ends where one was saved; a sibling's is past the prompt.
     """
     if sequence.computes_whole_prompt or not worker.limits.finds_prefixes:
         return worker.rules.nothing_reused()
@@ -23,13 +24,28 @@ def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -
     if has_cache:
         hashes = sequence.hashes(size)[: (sequence.num_tokens - 1) // size]
         found = worker.rules.find(worker.blocks, hashes, size)
+        if worker.limits.has_state:
+            return _up_to_a_state(worker, hashes, found)
     num_shared = sequence.request.num_prompt_tokens - 1
-    if num_shared > found.num_tokens:
+    if num_shared > found.num_tokens and not worker.limits.has_state:
         for sibling in sequence.request.sequences:
             has_it = sibling.worker_id == worker.worker_id and sibling.prompt_issued
             if has_it and (shared := worker.rules.shared(sibling.tables, num_shared)) is not None:
                 return shared
     return found
+
+
+def _up_to_a_state(worker: WorkerState, hashes: Sequence[bytes], found: Reused) -> Reused:
+    """The part of what was found after which a state was saved, with it."""
+    size, num_found = worker.limits.block_size, found.num_tokens
+    num_blocks = worker.states.longest(hashes, num_found // size)
+    while num_blocks:
+        found = worker.rules.find(worker.blocks, hashes[:num_blocks], size)
+        if found.num_tokens == num_blocks * size:
+            return replace(found, state=worker.states.found[hashes[num_blocks - 1]], num_found=num_found)
+        # A window lacks blocks there.
+        num_blocks = worker.states.longest(hashes, found.num_tokens // size)
+    return replace(worker.rules.nothing_reused(), num_found=num_found)
 
 
 def belongs_elsewhere(

@@ -242,6 +242,7 @@ class Scheduler:
         """Make the plan. From here on later plans may read what it computes."""
         worker.num_computed_tokens[decoding] += 1
         worker.num_tokens[decoding] += 1
+        draft.save_states(worker)
         plan = draft.plan(worker.last_step + 1, worker.released_slots, decoding)
         tips = [sequence.slot for sequence in draft.chunks if sequence not in worker.prefilling]
         worker.issue(plan, np.concatenate((decoding, np.array(tips, np.int64))) if tips else decoding, now_ns)

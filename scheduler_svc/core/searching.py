@@ -194,5 +194,5 @@ def _seat(  # noqa: PLR0917
         requests.wait(sequence)
         return 0
     worker.place(sequence, reused)
-    draft.admit(sequence, reused, slot if worker.limits.has_state else None)
+    draft.admit(sequence, replace(reused, state=slot) if worker.limits.has_state else reused)
     return draft.advance(worker, sequence, budget)

@@ -162,6 +162,7 @@ class SequenceState:
         "prompt_issued",
         "repetition",
         "request",
+        "save_at",
         "seed",
         "slot",
         "start_reason",
@@ -190,6 +191,7 @@ class SequenceState:
         self.block_hashes: list[bytes] = []  # of the full blocks so far, for `hash_block_size`
         self.hash_block_size = 0
         self.gives_prompt_logprobs = False  # its first row since it got its slot says that they are kept
+        self.save_at: list[int] = []  # of a running one: tokens after which its state is to be saved, in this order
         self.num_deferrals = 0  # times it was left to a worker that has more of its prefix
 
     def _known_output(self) -> "array[int]":

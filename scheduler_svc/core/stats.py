@@ -38,6 +38,8 @@ class WorkerStats:
     num_used_blocks: int
     num_cached_blocks: int  # free, with content that can be found again
     num_free_blocks: int  # those included
+    num_saved_states: int  # that there is room for, where layers keep a state
+    num_used_states: int  # of these, that stand for a prefix
     num_plans_in_flight: int
     last_step: int  # planned
     batch_num_seqs: int  # of the last plan

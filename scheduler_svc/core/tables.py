@@ -37,6 +37,8 @@ class Reused:
     num_tokens: int  # that need not be computed
     tables: Tables  # full blocks to be shared
     copy_sources: tuple[int | None, ...]  # by kind: a block to copy after the shared ones
+    state: int | None = None  # where layers keep one: the index of that of these tokens; None: there are none
+    num_found: int = 0  # tokens whose blocks were found; where layers keep a state, more than it may stand for
 
     @property
     def blocks(self) -> list[int]:
@@ -126,6 +128,11 @@ class TableRules:
         positions = [kind.unseen_from(table.first) for kind, table in zip(self.kinds, tables, strict=True)]
         return min(position for position in positions if position is not None)
 
+    @property
+    def largest_block(self) -> int:
+        """Tokens of a block, of the kind whose blocks have the most."""
+        return max(kind.block_size for kind in self.kinds)
+
     def factors(self, block_size: int) -> list[int]:
         """By kind, the number of blocks of `block_size` tokens, the smallest of any kind, that are as long as one."""
         return [kind.block_size // block_size for kind in self.kinds]
@@ -149,7 +156,7 @@ class TableRules:
 
     def _agreed(self, blocks: BlockManager, prefixes: Sequence[Sequence[bytes]], num_tokens: int) -> int:
         """The most tokens, up to `num_tokens` that kinds which see all have, after which no other lacks a block."""
-        step = max(kind.block_size for kind in self.kinds)
+        step = self.largest_block
         pairs = [pair for pair in zip(self.kinds, prefixes, strict=True) if not pair[0].sees_all]
         checked = -1
         while checked != (num_tokens := num_tokens // step * step):

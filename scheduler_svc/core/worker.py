@@ -20,6 +20,7 @@ from scheduler_svc.core.blocks import BlockManager, hash_of_kind
 from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.planned_steps import PlannedStep, StepError
 from scheduler_svc.core.prefill_only import PrefillOnly
+from scheduler_svc.core.saved_states import SavedStates
 from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import WorkerStats
 from scheduler_svc.core.tables import Reused, TableRules
@@ -46,6 +47,7 @@ class WorkerState:
     factors: list[int] = field(init=False)  # by kind: how much longer its blocks are than the shortest
     is_plain: bool = field(init=False)  # one block is as good as the other: all layers see all tokens, or none is kept
     blocks: BlockManager = field(init=False)
+    states: SavedStates = field(init=False)  # where layers keep one
     sequences: list[SequenceState | None] = field(init=False)  # by slot
     at_tip: Mask = field(init=False)
     generation: I64 = field(init=False)  # counts the occupants of a slot
@@ -87,6 +89,7 @@ class WorkerState:
         self.factors = self.rules.factors(self.limits.block_size)
         self.is_plain = len(self.limits.kinds) <= 1 and not self.rules.give_up
         self.blocks = BlockManager(self.limits.num_blocks)
+        self.states = SavedStates(slots, self.limits.num_saved_states)
         self.sequences = [None] * slots
         self.at_tip, self.is_pooled, self.may_not_repeat, self.is_beam, self.is_parked = (
             np.zeros(slots, np.bool_) for _ in range(5)
@@ -194,6 +197,7 @@ class WorkerState:
         for table in sequence.tables:
             self.blocks.free(table.blocks)
         sequence.worker_id, sequence.slot, sequence.tables, sequence.prompt_issued = "", -1, (), False
+        sequence.save_at = []
         self.forking.pop(sequence.request, None)
         self.sequences[slot] = None
         self.special_slots.discard(slot)
@@ -365,6 +369,8 @@ class WorkerState:
             num_used_blocks=self.blocks.num_used,
             num_cached_blocks=self.blocks.num_cached,
             num_free_blocks=self.blocks.num_free,
+            num_saved_states=self.limits.num_saved_states,
+            num_used_states=self.states.num_used,
             num_plans_in_flight=len(self.in_flight),
             last_step=self.last_step,
             batch_num_seqs=self.batch_num_seqs,

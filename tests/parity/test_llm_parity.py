@@ -4,7 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from cases import BLOCK_SIZE, CASES, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on, cases_of, num_blocks_of
+from cases import (
+    BLOCK_SIZE,
+    CASES,
+    CHECKPOINTS,
+    FEW_BLOCKS,
+    MIN_SAVED_TOKENS,
+    Case,
+    assert_switched_on,
+    cases_of,
+    num_blocks_of,
+)
 from checkpoints import VARIANTS
 from recorder import Recorder
 from reference import (
@@ -39,6 +49,7 @@ def check(reference: Reference, case: Case) -> None:
         max_num_seqs=NUM_PROMPTS,
         max_num_batched_tokens=case.budget,
         enable_prefix_caching=case.enable_prefix_caching,
+        min_saved_tokens=MIN_SAVED_TOKENS,
         plans_in_flight=case.window,
     )
     recorder = llm.llm_engine.runner = Recorder(llm.llm_engine.runner)

@@ -54,17 +54,29 @@ def test_the_context_is_cut_to_the_memory_unless_it_was_asked_for(checkpoint: Pa
         load(checkpoint, kv_cache_memory_bytes=3 * BLOCK_BYTES, max_model_len=100)
 
 
-@pytest.mark.parametrize(("asked", "num_seqs"), [({}, 48), ({"max_num_seqs": 100}, 100)])
-def test_states_take_half_of_the_memory_unless_sequences_were_asked_for(
-    asked: dict[str, Any], num_seqs: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("asked", "num_seqs", "num_saved"),
+    [
+        ({}, 48, 15),
+        ({"max_num_seqs": 100}, 100, 15),
+        ({"max_num_seqs": 10}, 10, 10),
+        ({"num_saved_states": 0, "max_num_seqs": 100}, 100, 0),
+        ({"num_saved_states": 70, "max_num_seqs": 100}, 100, 70),
+    ],
+)
+def test_states_take_half_of_the_memory_and_an_eighth_unless_some_were_asked_for(
+    asked: dict[str, Any], num_seqs: int, num_saved: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of the memory there is room for the keys and values of 64 sequences, and for 60 states in half of it."""
+    """Of the memory there is room for the keys and values of 64 sequences, for 60 states in half of it, and for 15 that
+    are saved in an eighth.
+    """
     save_checkpoint(tmp_path, next(each for each in VARIANTS if each.name == "qwen3_5_states"))
     with caplog.at_level("INFO", "worker_svc.factory"):
         loaded = load(tmp_path, kv_cache_memory_bytes=1 << 21, **asked)
     assert loaded.runner.limits.max_num_seqs == num_seqs
     assert loaded.runner.limits.has_state
-    assert loaded.profile.state_bytes == (num_seqs + 1) * 2 * (4 * 160 + 4 * 16 * 24) * 4
+    assert loaded.runner.limits.num_saved_states == num_saved
+    assert loaded.profile.state_bytes == (num_seqs + 1 + num_saved) * 2 * (4 * 160 + 4 * 16 * 24) * 4
     assert [each.message for each in caplog.records].count("layers keep a state") == 1
     assert ("fewer sequences at once" in caplog.messages) is not bool(asked)
     loaded.close()
@@ -90,6 +102,7 @@ def test_options_that_are_not_there_yet_fail_by_name(options: dict[str, Any], na
         ({"device": "tpu"}, "device"),
         ({"device": "cuda"}, "device"),
         ({"max_model_len": MAX_POSITIONS + 1}, "max_model_len"),
+        ({"num_saved_states": 4}, "num_saved_states"),
     ],
 )
 def test_options_that_make_no_sense_name_themselves(

@@ -5,7 +5,16 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from cases import BLOCK_SIZE, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on, num_blocks_of, pairwise
+from cases import (
+    BLOCK_SIZE,
+    CHECKPOINTS,
+    FEW_BLOCKS,
+    MIN_SAVED_TOKENS,
+    Case,
+    assert_switched_on,
+    num_blocks_of,
+    pairwise,
+)
 from in_memory import Pipeline, wait_until
 from recorder import Recorder
 from reference import NUM_PROMPTS, Reference, assert_equal, assert_prompt_equal, params_of
@@ -41,6 +50,7 @@ def test_clients_of_the_pipeline_get_what_transformers_says(
             "short_step_us": 0,
             "max_num_batched_tokens": case.budget,
             "enable_prefix_caching": case.enable_prefix_caching,
+            "min_saved_tokens": MIN_SAVED_TOKENS,
         },
         worker={
             "dtype": "float32",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -67,17 +68,30 @@ def test_seeded_samples_are_those_of_requests_with_the_derived_seeds(pipeline: P
         assert output.token_ids == expected([9, 8, 7], 10, params, chain.sequence_seed(41, output.index))
 
 
-@pytest.mark.parametrize("has_state", [False, True])
-def test_a_preempted_request_is_delivered_as_if_nothing_had_happened(checkpoint: Path, has_state: bool) -> None:
-    worker = {"runner": "simulated", "step_ms": 1.0, "block_size": 4, "num_blocks": 60, "max_num_seqs": 32}
-    worker["simulated_state"] = has_state
+@pytest.mark.parametrize("state", [{}, {"simulated_state": True}, {"simulated_state": True, "num_saved_states": 0}])
+def test_a_preempted_request_is_delivered_as_if_nothing_had_happened(checkpoint: Path, state: dict[str, Any]) -> None:
+    worker = {"runner": "simulated", "step_ms": 1.0, "block_size": 4, "num_blocks": 60, "max_num_seqs": 32, **state}
     prompts = [[i, *range(40 + i)] for i in range(12)]
     params = SamplingParams(temperature=0, max_tokens=60)
-    with Pipeline(checkpoint, worker=worker) as small, ThreadPoolExecutor(len(prompts)) as pool:
+    saving = {"min_saved_tokens": 8}
+    with Pipeline(checkpoint, worker=worker, scheduler=saving) as small, ThreadPoolExecutor(len(prompts)) as pool:
         generations = list(pool.map(lambda prompt: small.client.complete(prompt, params), prompts))
         assert small.scheduler.stats().counters.num_preemptions > 0
     for prompt, generation in zip(prompts, generations, strict=True):
         assert generation.outputs[0].token_ids == expected(prompt, 60)
+
+
+def test_prompts_go_on_from_states_that_others_have_saved(checkpoint: Path) -> None:
+    """The second finds blocks without a state where they end, and leaves one there; each leaves one at its own end."""
+    worker = {"runner": "simulated", "step_ms": 0.0, "block_size": 4, "simulated_state": True, "num_saved_states": 4}
+    shared, found = list(range(3, 43)), []
+    with Pipeline(checkpoint, worker=worker, scheduler={"min_saved_tokens": 8}) as saving:
+        for turn in ([7] * 20, [8] * 20, [9] * 20, [9] * 26, [9] * 40):
+            generation = saving.client.complete([*shared, *turn], GREEDY)
+            assert generation.outputs[0].token_ids == expected([*shared, *turn], 12)
+            assert generation.usage is not None
+            found.append(generation.usage.num_cached_tokens)
+    assert found == [0, 0, 40, 56, 64]
 
 
 def test_a_stop_string_ends_the_text_and_its_sequence(pipeline: Pipeline) -> None:

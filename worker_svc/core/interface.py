@@ -23,10 +23,16 @@ class Limits:
     kinds: tuple[KVKind, ...] = ()  # of a decoder's layers; empty: all see all tokens before them
     model_kind: ModelKind = ModelKind.DECODER
     has_state: bool = False  # layers keep a state in a sequence's slot: blocks alone are of no use to another
+    num_saved_states: int = 0  # of those: for sequences that begin with the same tokens, beside the slots' own
 
     def __post_init__(self) -> None:
         kinds = self.kinds or (KVKind(self.block_size),)
         object.__setattr__(self, "kinds", () if self.model_kind.computes_whole_prompts else kinds)
+
+    @property
+    def num_states(self) -> int:
+        """Of slots, and after them those that are saved."""
+        return self.max_num_seqs + self.num_saved_states
 
     @property
     def num_pages(self) -> int:

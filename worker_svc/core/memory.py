@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contract.domain.errors import invalid
+from contract.domain.errors import PenstockError, invalid
 from contract.domain.kv_kinds import KVKind, blocks_of_sequence, longest_sequence
 
 DEFAULT_CPU_KV_CACHE_BYTES = 256 << 20
@@ -64,6 +64,13 @@ class MemoryProfile:
             f"weights {_size(self.weights_bytes)}, {states}a full step {_size(self.activation_bytes)}, "
             f"graphs {_size(self.graph_bytes)}, KV cache {_size(self.kv_cache_bytes)} ({self.num_blocks} blocks)"
         )
+
+
+def no_states_to_save(count: int) -> PenstockError:
+    """An operator wants states saved of a model that has none."""
+    return invalid(
+        f"num_saved_states is {count}, but no layer of this model keeps a state: leave it out", "num_saved_states"
+    )
 
 
 def num_blocks_in(kv_bytes: int, block_bytes: int, max_num_seqs: int, blocks_each: int) -> int:

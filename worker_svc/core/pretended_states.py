@@ -1,4 +1,5 @@
-"""The simulated runner's states: hashes of the tokens that slots have taken in, as those of contexts in the cache."""
+"""The simulated runner's states: hashes of the tokens that slots have taken in, as those of contexts in the cache, and
+after them those that were saved."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,14 +10,14 @@ from worker_svc.core.slots import I64
 
 
 class PretendedStates:
-    """A token that is taken in twice, not at all, or from another sequence changes the hash of a slot, u64[slots]."""
+    """A token that is taken in twice, not at all, or from another sequence changes the hash of a slot, u64[states]."""
 
-    def __init__(self, num_slots: int, max_tokens: int) -> None:
+    def __init__(self, num_states: int, max_tokens: int) -> None:
         self._weights = powers(max_tokens)
-        self._hashes: U64 = np.zeros(num_slots, np.uint64)
+        self._hashes: U64 = np.zeros(num_states, np.uint64)
 
     def copy(self, sources: I64, targets: I64) -> None:
-        """Copy the states of slots; all sources are read before a target is written."""
+        """Copy states; all sources are read before a target is written."""
         self._hashes[targets] = self._hashes[sources]
 
     def take_in(self, slots: I64, positions: I64, token_ids: U32) -> None:

@@ -153,7 +153,7 @@ class ModelRunner:
             limits: what plans must keep to.
             clock_ns: monotonic.
             make_decoder: what steps that only decode are left to, and the choice of tokens; None: torch does it all.
-            states: of one slot more than `limits` says; None: no layer keeps one.
+            states: of one slot more than `limits` says, and after it those that are saved; None: no layer keeps one.
         """
         self._model = model
         self._cache = cache
@@ -199,6 +199,8 @@ class ModelRunner:
                 outputs, sampling = self._go_on(*self._going_on)
             else:
                 outputs, sampling = self._begin(plan)
+            if len(plan.save_slots):
+                self._copy_states(plan.save_slots.astype(np.int64), plan.save_states.astype(np.int64))
             download = self._downloads.start(outputs)
             timing.stop()
         except torch.AcceleratorError as error:
@@ -262,9 +264,17 @@ class ModelRunner:
             host.check_copies(plan)
             sources = plan.copy_sources.astype(np.int64)
             self._cache.copy_blocks(*upload(self._device, sources, plan.copy_targets.astype(np.int64)))
-        copies = [(each.state_slot, each.slot) for each in plan.admissions if each.state_slot is not None]
-        if copies and self._states is not None:
-            self._states.copy(*upload(self._device, *np.array(copies, np.int64).T))
+        copies = [(each.source_state, each.slot) for each in plan.admissions if each.source_state is not None]
+        if copies:
+            self._copy_states(*np.array(copies, np.int64).T)
+        host.check_saves(plan)
+
+    def _copy_states(self, sources: I64, targets: I64) -> None:
+        """Copy states by their indices in plans."""
+        assert self._states is not None
+        # Those that are saved stand after the one for rows that pad a batch.
+        rows = (each + (each >= self._limits.max_num_seqs) for each in (sources, targets))
+        self._states.copy(*upload(self._device, *rows))
 
     def _outputs(self, batch: Batch, extras: Extras | None, prompts: _Prompts) -> list[Tensor]:
         """The sampled tokens and, where asked for, their logprobs, those of prompts and what vectors are made of, on

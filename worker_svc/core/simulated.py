@@ -83,7 +83,7 @@ class SimulatedRunner:
         self._prompt_lens: dict[int, int] = {}  # by slot, of the same
         self._failures: dict[int, str] = {}  # of the step
         self._cache = PretendedCache(limits.num_blocks, limits.block_size, limits.num_pages)
-        self._states = PretendedStates(limits.max_num_seqs, self._slots.max_tokens) if limits.has_state else None
+        self._states = PretendedStates(limits.num_states, self._slots.max_tokens) if limits.has_state else None
         self._prompts = SlotPrompts(limits.vocab_size)
         self._prompt_rows: PromptRows | None = None  # of the step
         self._pooled = SlotVectors()
@@ -101,6 +101,7 @@ class SimulatedRunner:
         self._update_slots(plan)
         self._failures = {}
         slots, counts, token_ids = self._compute(plan)
+        self._save_states(plan)
         result = StepResult(
             step=plan.step,
             slots=np.concatenate((slots.astype(np.uint32), self._finished_slots)),
@@ -148,9 +149,14 @@ class SimulatedRunner:
         self._cache.poison(plan.append_blocks)
         state.check_copies(plan)
         self._cache.copy(plan.copy_sources, plan.copy_targets)
-        copies = [(each.state_slot, each.slot) for each in plan.admissions if each.state_slot is not None]
+        copies = [(each.source_state, each.slot) for each in plan.admissions if each.source_state is not None]
         if self._states is not None and copies:
             self._states.copy(*np.array(copies, np.int64).T)
+        state.check_saves(plan)
+
+    def _save_states(self, plan: StepPlan) -> None:
+        if self._states is not None:
+            self._states.copy(plan.save_slots.astype(np.int64), plan.save_states.astype(np.int64))
 
     def _admit(self, admission: Admission) -> None:
         self._slots.admit(admission)

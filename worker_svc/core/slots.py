@@ -156,6 +156,13 @@ class HostSlots:
         self._check_blocks(plan.copy_sources)
         self._check_blocks(plan.copy_targets)
 
+    def check_saves(self, plan: StepPlan) -> None:
+        """Raise if a plan saves states of slots that are empty, or where no state is saved."""
+        self._check_slots(plan.save_slots)
+        for index in plan.save_states.tolist():
+            if not self.limits.max_num_seqs <= index < self.limits.num_states:
+                raise plan_error(f"a state is to be saved as {index}, which is not there")
+
     def _check_tables(self, admission: Admission) -> None:
         """Raise if a sequence lacks the tables of a kind, or the first blocks that its tokens see, or has too many."""
         kinds, tables, slot = self.limits.kinds, admission.tables, admission.slot
@@ -169,11 +176,11 @@ class HostSlots:
 
     def _check_state(self, admission: Admission) -> None:
         """Raise if a sequence's state is not that of its computed tokens: no token can be computed twice there."""
-        source, has_state = admission.state_slot, self.limits.has_state
+        source, has_state = admission.source_state, self.limits.has_state
         if (source is not None) != (has_state and admission.num_computed_tokens > 0):
             raise plan_error(f"slot {admission.slot} has computed tokens without a state, or a state without these")
-        if source is not None and source >= self.limits.max_num_seqs:
-            raise plan_error(f"slot {admission.slot} gets the state of slot {source}, which is not there")
+        if source is not None and source >= self.limits.num_states:
+            raise plan_error(f"slot {admission.slot} gets state {source}, which is not there")
 
     def _check_slots(self, slots: npt.NDArray[np.integer]) -> None:
         if len(slots) and (slots.max() >= self.limits.max_num_seqs or not self.active[slots].all()):

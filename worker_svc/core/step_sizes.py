@@ -9,6 +9,7 @@ class StepSizes:
 
     max_num_batched_tokens: int
     max_num_seqs: int
+    num_saved_states: int = 0  # where layers keep one
 
 
 # Where nothing is known of the device.

@@ -9,6 +9,7 @@ from contract.domain.errors import PoisonMessageError
 from contract.domain.kv_kinds import KVKind, Reach
 from contract.domain.params import Sampling
 from contract.domain.plan import U32, Admission, StepPlan
+from contract.v1 import steps_pb2
 from scheduler_svc.wire import decode_worker_info, encode_plan
 from worker_svc.core.interface import Limits
 from worker_svc.wire import decode_plan, worker_info
@@ -40,18 +41,30 @@ def test_a_worker_tells_the_kinds_of_its_layers() -> None:
     assert decode_worker_info(info.SerializeToString()).limits.kinds == (KVKind(4),)
 
 
-@pytest.mark.parametrize("has_state", [False, True])
-def test_a_worker_tells_whether_layers_keep_a_state(has_state: bool) -> None:
-    limits = Limits(9, 4, 3, 30, 64, 5, has_state=has_state)
+@pytest.mark.parametrize(("has_state", "saved"), [(False, 0), (True, 0), (True, 7)])
+def test_a_worker_tells_whether_layers_keep_a_state_and_how_many_it_saves(has_state: bool, saved: int) -> None:
+    limits = Limits(9, 4, 3, 30, 64, 5, has_state=has_state, num_saved_states=saved)
     info = worker_info(limits, model="m", home_shard=0, world_size=1, device="cpu", model_digest=b"")
-    assert decode_worker_info(info.SerializeToString()).limits.has_state is has_state
+    read = decode_worker_info(info.SerializeToString()).limits
+    assert (read.has_state, read.num_saved_states) == (has_state, saved)
+    assert read.finds_prefixes is (saved > 0 or not has_state)
+
+
+def test_states_to_be_saved_are_read_by_the_worker_as_they_were_planned() -> None:
+    plan = StepPlan(1, slots=column([2]), num_tokens=column([4]), save_slots=column([2]), save_states=column([9]))
+    read = decode_plan(encode_plan(plan, SESSION, INCARNATION, 0)).plan
+    assert (read.save_slots.tolist(), read.save_states.tolist()) == ([2], [9])
+    message = steps_pb2.StepPlan.FromString(encode_plan(plan, SESSION, INCARNATION, 0))
+    message.save_states = b""
+    with pytest.raises(PoisonMessageError, match="columns save have different lengths"):
+        decode_plan(message.SerializeToString())
 
 
 @pytest.mark.parametrize("slot", [None, 0, 3])
-def test_the_slot_with_a_state_is_read_by_the_worker_as_it_was_planned(slot: int | None) -> None:
-    admission = Admission(1, column([1, 2]), 1, 1, column([7]), Sampling(), 0, state_slot=slot)
+def test_the_state_that_a_sequence_begins_with_is_read_by_the_worker_as_it_was_planned(slot: int | None) -> None:
+    admission = Admission(1, column([1, 2]), 1, 1, column([7]), Sampling(), 0, source_state=slot)
     read = decode_plan(encode_plan(StepPlan(1, admissions=(admission,)), SESSION, INCARNATION, 0)).plan
-    assert read.admissions[0].state_slot == slot
+    assert read.admissions[0].source_state == slot
 
 
 def test_blocks_by_kinds_are_read_by_the_worker_as_they_were_planned() -> None:

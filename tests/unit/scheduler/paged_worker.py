@@ -47,9 +47,12 @@ class PagedWorker:
         self.kv: dict[tuple[int, int], int] = {}  # by block and offset
         self.owners: dict[int, int] = {}  # by block: the kind that wrote in it last
         self.slots: dict[int, Slot] = {}
-        self.states: dict[int, tuple[int, int]] = {}  # by slot: the number of tokens that it has taken in, and their KV
+        self.states: dict[
+            int, tuple[int, int]
+        ] = {}  # by index: the number of tokens that it has taken in, and their KV
         self.tips: dict[int, int] = {}  # by slot: the last KV of those that sampled in the last step
         self.num_copies = 0
+        self.num_saved = 0  # states
         self.num_computed = 0
 
     def execute(self, plan: StepPlan, silent: Collection[int] = ()) -> StepResult:
@@ -69,6 +72,7 @@ class PagedWorker:
         self._copy(plan)
         self._copy_states(plan)
         sampled = self._compute(plan, silent)
+        self._save_states(plan)
         return StepResult(
             step=plan.step,
             slots=np.array([slot for slot, _ in sampled], np.uint32),
@@ -106,11 +110,20 @@ class PagedWorker:
     def _copy_states(self, plan: StepPlan) -> None:
         if self.limits.has_state:
             for new in plan.admissions:
-                assert (new.state_slot is not None) == (new.num_computed_tokens > 0), "computed tokens need a state"
-            copied = {new.slot: self.states[new.state_slot] for new in plan.admissions if new.state_slot is not None}
+                assert (new.source_state is not None) == (new.num_computed_tokens > 0), "computed tokens need a state"
+            copied = {
+                new.slot: self.states[new.source_state] for new in plan.admissions if new.source_state is not None
+            }
             self.states |= copied
         else:
-            assert all(new.state_slot is None for new in plan.admissions)
+            assert all(new.source_state is None for new in plan.admissions)
+
+    def _save_states(self, plan: StepPlan) -> None:
+        for slot, index in zip(plan.save_slots.tolist(), plan.save_states.tolist(), strict=True):
+            assert slot in plan.slots.tolist(), "the state of a slot that computes nothing is saved"
+            assert 0 <= index - self.limits.max_num_seqs < self.limits.num_saved_states, "there is no such state"
+            self.states[index] = self.states[slot]
+            self.num_saved += 1
 
     def _compute(self, plan: StepPlan, silent: Collection[int]) -> list[tuple[int, list[int]]]:
         assert len(set(plan.slots.tolist())) == len(plan.slots)

@@ -382,6 +382,8 @@ class Worker:
             max_num_seqs=self.limits.max_num_seqs,
             max_model_len=self.limits.max_model_len,
             home_shard=self.home_shard,
+            has_state=self.limits.has_state,
+            num_saved_states=self.limits.num_saved_states,
         )
         connection.call(Hello(self.incarnation, SessionKind.WORKER, self.name, "", 600_000))
         return connection.call(RegisterWorker(self.incarnation, self.name, info.SerializeToString()))

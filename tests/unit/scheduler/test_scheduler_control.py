@@ -1,12 +1,13 @@
 """What operators see: the gRPC control service and the metrics."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from memory_bus import MemoryBus
 from prometheus_client import CollectorRegistry, generate_latest
-from scheduler_pool import Client, Worker, scheduler, until
+from scheduler_pool import LIMITS, Client, Worker, scheduler, until
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.v1 import scheduler_pb2
@@ -94,7 +95,22 @@ def test_metrics_have_the_documented_names_and_no_label_that_a_client_makes() ->
     assert float(lines["penstock_step_tokens_sum"]) >= 20
     assert float(lines['penstock_batch_sequences_bucket{le="+Inf"}']) == float(lines["penstock_batch_sequences_count"])
     assert 'penstock_plans_in_flight{worker="w"}' in lines
+    assert not any(line.startswith("penstock_saved_states{") for line in lines), "no layer keeps a state"
     assert "penstock_preemptions_total" in lines
     assert 'penstock_hop_wait_seconds_count{hop="results"}' in lines
     for request_id in ids:
         assert request_id.hex() not in text
+
+
+def test_states_that_are_saved_are_told_of_workers_whose_layers_keep_some() -> None:
+    bus = MemoryBus()
+    limits = replace(LIMITS, has_state=True, num_saved_states=5)
+    with scheduler(bus, min_saved_tokens=4) as service, Worker(bus, limits=limits):
+        client = Client(bus)
+        client.wait((client.submit(1, list(range(10)), max_tokens=5), 0))
+        registry = CollectorRegistry()
+        for collector in service.collectors():
+            registry.register(collector)
+        text = generate_latest(registry).decode()
+    assert 'penstock_saved_states{state="used",worker="w"} 1.0' in text
+    assert 'penstock_saved_states{state="free",worker="w"} 4.0' in text

@@ -52,6 +52,8 @@ class Machine(RuleBasedStateMachine):
         forgiven_after=st.integers(1, 8),
         kinds=st.lists(KINDS, min_size=2, max_size=2),
         has_state=st.lists(st.sampled_from([False, False, True]), min_size=2, max_size=2),
+        num_saved_states=st.lists(st.integers(0, 3), min_size=2, max_size=2),
+        min_saved_tokens=st.integers(1, 6),
         model_kind=st.sampled_from([ModelKind.DECODER, *ModelKind]),
     )
     def start(  # noqa: PLR0917
@@ -67,6 +69,8 @@ class Machine(RuleBasedStateMachine):
         forgiven_after,
         kinds,
         has_state,
+        num_saved_states,
+        min_saved_tokens,
         model_kind,
     ):
         self.model_kind = model_kind
@@ -81,6 +85,7 @@ class Machine(RuleBasedStateMachine):
                 kinds=tuple(KVKind(block_size[i] * factor, reach) for factor, reach in kinds[i]),
                 max_plans=window + 1,
                 has_state=has_state[i] and not is_encoder,
+                num_saved_states=num_saved_states[i] if has_state[i] and not is_encoder else 0,
                 model_kind=model_kind,
             )
             for i, worker_id in enumerate(WORKERS)
@@ -94,6 +99,7 @@ class Machine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             max_prefill_only_steps=max_prefill_only_steps,
             enable_prefix_caching=caching,
+            min_saved_tokens=min_saved_tokens,
             scheduling_policy=policy,
             tolerance=Tolerance(num_tokens=forgiven_after),
         )
@@ -221,6 +227,7 @@ WINDOWED = {
 
 
 WITH_STATE = {"a": replace(PLAIN["a"], has_state=True), "b": replace(WINDOWED["b"], has_state=True)}
+SAVING = {worker: replace(limits, num_saved_states=3) for worker, limits in WITH_STATE.items()}
 
 
 @pytest.mark.parametrize(
@@ -234,6 +241,8 @@ WITH_STATE = {"a": replace(PLAIN["a"], has_state=True), "b": replace(WINDOWED["b
         (6, 4, True, WINDOWED),
         (7, 1, False, WINDOWED),
         (8, 3, True, WITH_STATE),
+        (9, 2, True, SAVING),
+        (10, 4, True, SAVING),
     ],
 )
 def test_nothing_leaks_after_ten_thousand_operations(
@@ -245,6 +254,7 @@ def test_nothing_leaks_after_ten_thousand_operations(
         plans_in_flight=window,
         max_num_batched_tokens=16,
         enable_prefix_caching=caching,
+        min_saved_tokens=4,
         tolerance=Tolerance(num_tokens=4),
     )
     num_requests = 0

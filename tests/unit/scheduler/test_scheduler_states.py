@@ -1,5 +1,5 @@
-"""Workers whose layers keep a state of a sequence in its slot: no prefix is found again or shared, no position is
-computed twice, and beams take their parents' states along."""
+"""Workers whose layers keep a state of a sequence in its slot: a prefix is found again where its state was saved, no
+position is computed twice, and beams take their parents' states along."""
 
 from dataclasses import replace
 
@@ -9,27 +9,148 @@ from scheduling import Scheduling, make_request
 
 from contract.domain.beams import BeamSearch
 from contract.domain.finish import FinishReason
+from contract.domain.kv_kinds import KVKind, Reach
+from contract.domain.params import Sampling
 from contract.domain.plan import StepResult
 from contract.domain.pooling import Pooling, PoolingKind
 from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.worker import StepError
 
 LIMITS = WorkerLimits(60, 4, 6, 64, 32, has_state=True)
+SAVING = replace(LIMITS, num_saved_states=3)
 PROMPT = range(1, 11)
 
 
-def test_no_prefix_is_found_again_where_layers_keep_a_state() -> None:
-    for has_state in (False, True):
-        run = Scheduling({"a": replace(LIMITS, has_state=has_state)})
+def cached_tokens(run: Scheduling, number: int) -> int:
+    return run.written[number.to_bytes(16, "big"), 0].cached_tokens[0]
+
+
+@pytest.mark.parametrize(("limits", "found"), [(replace(LIMITS, has_state=False), 8), (LIMITS, 0), (SAVING, 8)])
+def test_a_prefix_is_found_again_where_layers_keep_no_state_or_save_it(limits: WorkerLimits, found: int) -> None:
+    run = Scheduling({"a": limits}, min_saved_tokens=4)
+    for number in (1, 2):
+        run.add(make_request(number, PROMPT, max_tokens=9))
+        run.run()
+    run.assert_nothing_is_left()
+    assert cached_tokens(run, 2) == found
+    assert bool(run.scheduler.workers["a"].blocks.num_cached) is bool(found)
+
+
+def test_without_a_prefix_cache_no_state_is_saved() -> None:
+    run = Scheduling({"a": SAVING}, enable_prefix_caching=False, min_saved_tokens=4)
+    for number in (1, 2):
+        run.add(make_request(number, PROMPT, max_tokens=9))
+        run.run()
+    assert (run.paged["a"].num_saved, cached_tokens(run, 2)) == (0, 0)
+
+
+def test_a_state_is_saved_where_prompts_begin_to_differ_once_two_have() -> None:
+    """The first has saved its own at its end."""
+    run = Scheduling({"a": SAVING}, min_saved_tokens=4)
+    prompts = [[*range(1, 9), *range(40 + 10 * number, 49 + 10 * number)] for number in range(3)]
+    for number, prompt in enumerate(prompts):
+        run.add(make_request(number, prompt, max_tokens=2))
+        run.run()
+    run.assert_nothing_is_left()
+    assert [cached_tokens(run, number) for number in range(3)] == [0, 0, 8]
+
+
+def test_a_state_that_saves_too_few_tokens_is_not_saved() -> None:
+    run = Scheduling({"a": SAVING}, min_saved_tokens=9)
+    for number in (1, 2):
+        run.add(make_request(number, PROMPT, max_tokens=9))
+        run.run()
+    assert (run.paged["a"].num_saved, cached_tokens(run, 2)) == (0, 0)
+
+
+def test_states_that_were_used_least_recently_are_forgotten() -> None:
+    run = Scheduling({"a": SAVING}, min_saved_tokens=4)
+    for number in (1, 2, 3, 1, 4, 1, 2):
+        prompt = [number * 7 + place for place in range(9)]
+        run.add(make_request(len(run.requests), prompt, max_tokens=2))
+        run.run()
+    run.assert_nothing_is_left()
+    assert [cached_tokens(run, number) for number in range(7)] == [0, 0, 0, 8, 0, 8, 0]
+
+
+def test_tokens_are_those_that_would_have_been_whatever_the_budget_cuts() -> None:
+    run = Scheduling({"a": replace(SAVING, max_num_batched_tokens=6)}, min_saved_tokens=4)
+    for number in range(5):
+        run.add(make_request(number, [*PROMPT, *([number] * number)], max_tokens=7))
+    run.run()
+    run.assert_nothing_is_left()
+    assert run.paged["a"].num_saved
+
+
+def test_where_windows_lack_blocks_the_prefix_ends_at_an_earlier_state() -> None:
+    kinds = (KVKind(8), KVKind(4, Reach(5)))
+    run = Scheduling({"a": replace(SAVING, kinds=kinds, num_blocks=120)}, min_saved_tokens=4)
+    for number in range(4):
+        run.add(make_request(number, [*range(1, 18), *([number] * number)], max_tokens=3))
+        run.run()
+    run.assert_nothing_is_left()
+    assert [cached_tokens(run, number) for number in range(4)] == [0, 16, 16, 16]
+
+
+def test_samples_begin_with_the_state_that_the_first_has_saved() -> None:
+    run = Scheduling({"a": SAVING}, min_saved_tokens=4)
+    run.add(make_request(1, PROMPT, n=3, max_tokens=5))
+    run.run()
+    run.assert_nothing_is_left()
+    assert run.paged["a"].num_computed == len(PROMPT) + 2 * (len(PROMPT) - 8) + 3 * 4
+    assert run.paged["a"].num_copies == 0
+
+
+def test_a_preempted_sequence_goes_on_from_the_state_of_its_prompt() -> None:
+    computed = []
+    for limits in (LIMITS, SAVING):
+        run = Scheduling({"a": replace(limits, num_blocks=8)}, min_saved_tokens=4)
         for number in (1, 2):
-            run.add(make_request(number, PROMPT, max_tokens=9))
-            run.run()
+            run.add(make_request(number, [number, *PROMPT], max_tokens=12))
+        run.run()
         run.assert_nothing_is_left()
-        assert run.written[(2).to_bytes(16, "big"), 0].cached_tokens[0] == (0 if has_state else 8)
-        assert bool(run.scheduler.workers["a"].blocks.num_cached) is not has_state
+        assert run.scheduler.stats().counters.num_preemptions > 0
+        computed.append(run.paged["a"].num_computed)
+    assert computed[1] < computed[0]
 
 
-def test_samples_compute_their_prompts_themselves() -> None:
+def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole_and_saves_its_state() -> None:
+    run = Scheduling({"a": SAVING}, min_saved_tokens=4)
+    for number in (1, 2, 3):
+        sampling = Sampling(num_prompt_logprobs=0) if number < 3 else Sampling()
+        run.add(replace(make_request(number, PROMPT, max_tokens=3), sampling=sampling))
+        run.run()
+    run.assert_nothing_is_left()
+    assert [cached_tokens(run, number) for number in (1, 2, 3)] == [0, 0, 8]
+    assert run.paged["a"].num_saved == 1
+
+
+def test_beams_that_lost_their_slots_begin_with_a_saved_state() -> None:
+    run = Scheduling({"a": replace(SAVING, num_blocks=14)}, min_saved_tokens=4)
+    for number in (1, 2, 3):
+        said = {"beams": BeamSearch(), "ignore_eos": True, "eos_token_ids": (0,)}
+        run.add(make_request(number, [number, *PROMPT], n=2, max_tokens=12, **said))
+    states = []
+    while run.scheduler.requests:
+        plan = run.step()
+        states += [each.source_state for each in plan.admissions] if plan is not None else []
+    run.assert_nothing_is_left()
+    assert any(state is not None and state >= SAVING.max_num_seqs for state in states)
+
+
+def test_the_paged_worker_notices_a_saved_state_of_other_tokens() -> None:
+    run = Scheduling({"a": SAVING}, min_saved_tokens=4)
+    run.add(make_request(1, PROMPT, max_tokens=3))
+    run.run()
+    (index,) = run.scheduler.workers["a"].states.hashes
+    count, kv = run.paged["a"].states[index]
+    run.paged["a"].states[index] = count, kv + 1
+    run.add(make_request(2, PROMPT, max_tokens=3))
+    with pytest.raises(AssertionError, match="a foreign or stale state"):
+        run.run()
+
+
+def test_samples_compute_their_prompts_themselves_where_no_state_is_saved() -> None:
     run = Scheduling({"a": LIMITS})
     run.add(make_request(1, PROMPT, n=3, max_tokens=5))
     run.run()
@@ -54,7 +175,7 @@ def test_beams_go_on_from_the_states_of_their_parents() -> None:
     copied = []
     for _ in range(30):
         plan = run.step()
-        copied += [each.state_slot for each in plan.admissions] if plan is not None else []
+        copied += [each.source_state for each in plan.admissions] if plan is not None else []
     run.assert_nothing_is_left()
     assert copied[0] is None  # the prompt
     assert len(copied) > 10
@@ -94,5 +215,5 @@ def test_without_states_no_slot_is_named() -> None:
     run = Scheduling({"a": replace(LIMITS, has_state=False)})
     run.add(make_request(1, PROMPT, n=2, beams=BeamSearch(), max_tokens=4))
     plans = [run.step() for _ in range(8)]
-    assert all(each.state_slot is None for plan in plans if plan is not None for each in plan.admissions)
+    assert all(each.source_state is None for plan in plans if plan is not None for each in plan.admissions)
     assert np.any([plan is not None and len(plan.copy_sources) for plan in plans])

@@ -62,7 +62,7 @@ def make_runner(*, left: float = torch.nan, **changes: int) -> ModelRunner:
     cache = KVCache(KVCacheShape(1, 2, 8, limits.block_size, torch.float32), limits.num_blocks + 1, placement.device)
     shape = delta_rule_state(placement, config.decoder.delta_rules)
     assert shape is not None
-    states = SlotStates(shape, limits.max_num_seqs + 1, placement.device)
+    states = SlotStates(shape, limits.num_states + 1, placement.device)
     states.seen.fill_(left)
     states.matrices.fill_(left)
     return TorchCompute("").make_runner(model, cache, 4, limits, lambda: 0, num_graphs=0, states=states)
@@ -111,9 +111,35 @@ def test_sequences_that_change_slots_take_their_states_along() -> None:
     for slot in (0, 1):
         known = [*prompts[slot], output(prompts[slot], 1)[0]]
         blocks = np.arange(8 * slot, 8 * slot + 2, dtype=np.uint32)
-        crossed.append(admission(1 - slot, known, 7, block_ids=blocks, state_slot=slot))
+        crossed.append(admission(1 - slot, known, 7, block_ids=blocks, source_state=slot))
     given = {"released_slots": np.array([0, 1], np.uint32), "admissions": tuple(crossed)}
     assert launch(runner, 2, {0: 1, 1: 1}, **given) == [output(prompts[slot], 2)[1] for slot in (1, 0)]
+
+
+def saving(*pairs: tuple[int, int]) -> dict[str, Any]:
+    slots, states = np.array(pairs, np.uint32).T
+    return {"save_slots": slots, "save_states": states}
+
+
+def test_a_sequence_begins_with_a_state_that_another_has_left() -> None:
+    """Which goes on, and ends; another gets its slot, and saves its own state."""
+    runner, expected = make_runner(num_saved_states=2), output(PROMPT, 2)
+    launch(runner, 1, {0: 4}, admissions=(admission(0, PROMPT),), **saving((0, 5)))
+    assert [*launch(runner, 2, {0: 3}), *launch(runner, 3, {0: 1})] == expected
+    other = admission(0, PROMPT[::-1], block_ids=np.array([8, 9], np.uint32))
+    released = {"released_slots": np.array([0], np.uint32), "admissions": (other,)}
+    launch(runner, 4, {0: 4}, **released, **saving((0, 4)))
+    again = admission(1, PROMPT, 4, block_ids=np.array([0, 20], np.uint32), source_state=5)
+    first = launch(runner, 5, {1: 3}, admissions=(again,))
+    assert [*first, *launch(runner, 6, {1: 1})] == expected
+
+
+@pytest.mark.parametrize("pair", [(0, 3), (0, 6), (1, 4)], ids=["a slot's", "no such state", "an empty slot"])
+def test_states_are_saved_of_slots_in_use_and_where_there_are_some(pair: tuple[int, int]) -> None:
+    runner = make_runner(num_saved_states=2)
+    with pytest.raises(PenstockError, match=r"state is to be saved|a slot that is empty") as caught:
+        launch(runner, 1, {0: 7}, admissions=(admission(0, PROMPT),), **saving(pair))
+    assert caught.value.code is ErrorCode.INTERNAL
 
 
 @pytest.mark.parametrize(
@@ -121,7 +147,7 @@ def test_sequences_that_change_slots_take_their_states_along() -> None:
 )
 def test_computed_tokens_come_with_a_state(computed: int, source: int | None) -> None:
     with pytest.raises(PenstockError, match="state") as caught:
-        launch(make_runner(), 1, {0: 7 - computed}, admissions=(admission(0, PROMPT, computed, state_slot=source),))
+        launch(make_runner(), 1, {0: 7 - computed}, admissions=(admission(0, PROMPT, computed, source_state=source),))
     assert caught.value.code is ErrorCode.INTERNAL
 
 
@@ -129,7 +155,7 @@ def test_a_runner_without_states_is_given_none() -> None:
     runner = make_runner()
     runner._host.limits = replace(runner.limits, has_state=False)
     with pytest.raises(PenstockError, match="state"):
-        launch(runner, 1, {0: 4}, admissions=(admission(0, PROMPT, 3, state_slot=0),))
+        launch(runner, 1, {0: 4}, admissions=(admission(0, PROMPT, 3, source_state=0),))
 
 
 def test_steps_by_which_memory_is_measured_are_plans_like_others() -> None:

@@ -1,7 +1,7 @@
 """The states of all slots: what layers with the delta rule keep of a sequence instead of keys and values.
 
 A state belongs to a slot and stands for the first tokens of its sequence, all that are computed. It is never cleared:
-what computes a sequence's first token takes zeros for it.
+what computes a sequence's first token takes zeros for it. Some are saved, with which other sequences begin.
 """
 
 import math
@@ -46,19 +46,19 @@ class StateShape:
 
 
 class SlotStates:
-    """Of each layer and slot; what is written nowhere is never read.
+    """Of each layer and slot, and after the slots those that are saved; what is written nowhere is never read.
 
-    seen      [layers, slots, conv_width, channels]
-    matrices  f32[layers, slots, value_heads, key_dim, value_dim]
+    seen      [layers, states, conv_width, channels]
+    matrices  f32[layers, states, value_heads, key_dim, value_dim]
     """
 
-    def __init__(self, shape: StateShape, num_slots: int, device: torch.device) -> None:
+    def __init__(self, shape: StateShape, num_states: int, device: torch.device) -> None:
         self.shape = shape
-        self.seen = torch.zeros(shape.num_layers, num_slots, *shape.seen, dtype=shape.dtype, device=device)
-        self.matrices = torch.zeros(shape.num_layers, num_slots, *shape.matrices, device=device)
+        self.seen = torch.zeros(shape.num_layers, num_states, *shape.seen, dtype=shape.dtype, device=device)
+        self.matrices = torch.zeros(shape.num_layers, num_states, *shape.matrices, device=device)
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy the states of slots; all sources i64[n] are read before a target i64[n] is written."""
+        """Copy states; all sources i64[n] are read before a target i64[n] is written."""
         for states in (self.seen, self.matrices):
             for layer in states:  # one after the other: what is read takes memory
                 layer.index_copy_(0, targets, layer.index_select(0, sources))
