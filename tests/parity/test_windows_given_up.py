@@ -1,21 +1,17 @@
 """Blocks that windows and chunks give up: nobody reads them, whatever is left there, and outputs stay transformers'."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from byte_tokenizer import write_tokenizer
 from checkpoints import GEMMA3, GPT_OSS, LLAMA4, Variant, save_checkpoint
 from reference import Reference, assert_equal, assert_prompt_equal, params_of
+from spoiling import SpoilingRunner
 
 from contract.domain.kv_kinds import KVKind, Reach, blocks_of_sequence
-from contract.domain.plan import StepPlan
 from penstock import LLM
-from scheduler_svc.core.worker import WorkerState
-from worker_svc.core.interface import Limits, PendingStep
 from worker_svc.core.runner import ModelRunner
 
 BLOCK_SIZE = 4
@@ -28,30 +24,6 @@ FAMILIES = {  # and how many layers with a window, or chunks, there are for one 
     "gpt_oss": (GPT_OSS, 2),
     "llama4": (LLAMA4, 2),
 }
-
-
-@dataclass
-class SpoilingRunner:
-    """Fills blocks that nobody holds and nobody can find with NaN, as soon as the plan that left them is launched."""
-
-    runner: ModelRunner
-    worker: WorkerState
-    num_spoiled: int = 0
-
-    @property
-    def limits(self) -> Limits:
-        return self.runner.limits
-
-    def launch(self, plan: StepPlan) -> PendingStep:
-        step = self.runner.launch(plan)
-        cache, empty = self.runner._cache, self.worker.blocks.empty
-        for cells in (cache.keys, cache.values):
-            cells.unflatten(1, (-1, self.limits.num_pages))[:, empty] = torch.nan
-        self.num_spoiled += len(empty)
-        return step
-
-    def close(self) -> None:
-        self.runner.close()
 
 
 def make_reference(family: str, window: int, directory: Path) -> Reference:
