@@ -26,9 +26,9 @@ from servicekit.bus.calls import (
     StoredRequest,
 )
 
-# Layers of two kinds, blocks of the fewest tokens: nearly every plan appends blocks, gives some up, or both. Further
+# Layers of three kinds, blocks of the fewest tokens: nearly every plan appends blocks, gives some up, or both. Further
 # layers keep a state: beams name their parents' slots.
-KINDS = KVKind(2), KVKind(1, Reach(2))
+KINDS = KVKind(2), KVKind(1, Reach(2)), KVKind(1, Reach(chunk=2))
 LIMITS = WorkerLimits(
     num_blocks=64,
     block_size=1,

@@ -22,6 +22,7 @@ _STEP_S = 0.036
 _EFFICIENCY = 0.62  # of a device's peak: prompts of Qwen3-8B on an H200
 _TOKENS_OF_A_SEQUENCE = 128  # for which there is KV at least when all slots are taken
 _SEQS_STEP = 16  # by so many sequences decode steps are recorded
+_MANY = 16_384  # tokens
 _FEWEST_BETWEEN = 256  # tokens: steps of fewer are recorded as graphs, whose kernels are compiled for that
 
 # bf16 and fp16 operations a second of one multiprocessor, dense, by compute capability: data sheets.
@@ -73,12 +74,12 @@ def choose_step_sizes(
 
 def sizes_between(max_num_batched_tokens: int) -> list[int]:
     """Numbers of tokens, fewer than a step may have, of which steps have all kernels that steps of any number use from
-    the smallest of them on: no kernel is for less than a quarter more tokens than it begins with.
+    the smallest of them on: none is for less than a quarter more tokens than it begins with, or twice as many of many.
     """
     sizes, size = [], _FEWEST_BETWEEN
     while size < max_num_batched_tokens:
         sizes.append(size)
-        size = size * 5 // 4
+        size = size * 5 // 4 if size < _MANY else size * 2
     return sizes
 
 

@@ -11,7 +11,7 @@ from worker_svc.core.kernels.experts.tuning import FEWEST_STREAMED_PAIRS, FEWEST
 from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP8, INT4
 from worker_svc.core.step_sizes import sizes_between
 
-MOST_TOKENS = 16_384
+MOST_TOKENS = 65_536
 
 
 def kernels(tokens: int, num_experts: int, top_k: int, inputs: int, form: int) -> set[tuple[object, ...]]:
@@ -40,7 +40,7 @@ def test_steps_that_memory_is_measured_with_have_all_kernels(
     num_experts: int, top_k: int, inputs: int, form: int
 ) -> None:
     of = partial(kernels, num_experts=num_experts, top_k=top_k, inputs=inputs, form=form)
-    for most in (1024, 2048, 4096, 8192, MOST_TOKENS):
+    for most in (1024, 2048, 4096, 8192, 16_384, MOST_TOKENS):
         computed = [*sizes_between(most), most]
         have = set[tuple[object, ...]]().union(*map(of, computed))
         missing = {kernel for tokens in range(computed[0], most) for kernel in of(tokens) - have}
