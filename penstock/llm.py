@@ -68,7 +68,8 @@ class LLM:
         block_size: tokens of a KV block.
         enable_prefix_caching: whether prompts share the KV of equal beginnings.
         num_saved_states: where layers keep a state of each sequence, states that are saved for prompts with equal
-            beginnings; None: as many as sequences, in an eighth of what weights leave; 0: none is.
+            beginnings; None: as many as sequences, in an eighth of what weights and these leave;
+            0: none is.
         min_saved_tokens: tokens that a saved state must save whoever begins with it.
         plans_in_flight: steps that are planned before their results come; one more while steps are short.
         scheduling_policy: "fcfs", "priority" or "fair".

@@ -123,6 +123,8 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
     has_blocks = info.num_blocks > 0 or kind.computes_whole_prompts
     if not (has_blocks and info.block_size and info.max_num_seqs and info.max_model_len):
         raise PoisonMessageError(f"a worker without blocks, slots or context: {info}".replace("\n", " "))
+    if info.num_saved_states and (not info.has_state or kind.computes_whole_prompts):
+        raise PoisonMessageError(f"a worker that saves states of layers that keep none: {info}".replace("\n", " "))
     limits = WorkerLimits(
         info.num_blocks,
         info.block_size,

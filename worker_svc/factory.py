@@ -29,7 +29,7 @@ from worker_svc.runner_options import RunnerOptions
 _log = logging.getLogger(__name__)
 
 _STATES_SHARE = 0.5  # of the memory for sequences, that states may take unless `max_num_seqs` says so
-_SAVED_SHARE = 0.125  # of the same, that those which are saved may take unless `num_saved_states` says so
+_SAVED_SHARE = 0.125  # of what these leave, that saved states may take unless `num_saved_states` says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,12 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
     usable_bytes = DEFAULT_CPU_KV_CACHE_BYTES if budget is None else budget.usable_bytes - loaded.weights_bytes
     sizes = _step_sizes(options, loaded, group, device, usable_bytes)
+    if loaded.state is not None:
+        state_bytes = loaded.state.slot_bytes
+        # A CPU's memory is not measured.
+        taken = 0 if budget is None else taken_bytes(options, sizes, shape.block_bytes, state_bytes)
+        left_bytes = group.minimum(max(0, usable_bytes - taken), device)  # all ranks save as many
+        sizes = replace(sizes, num_saved_states=int(left_bytes * _SAVED_SHARE) // state_bytes)
     maker = RunnerMaker(options, sizes, loaded.model, shape, loaded.state, loaded.num_heads, device, compute, clock_ns)
     profiler = Profiler(maker, budget, max_model_len)
     started_ns = clock_ns()
@@ -132,7 +138,6 @@ def _step_sizes(
     if state is None:
         return choose_step_sizes(*wanted)
     sizes = choose_step_sizes(*wanted, most_states=int(kv_bytes * _STATES_SHARE) // state.slot_bytes)
-    sizes = replace(sizes, num_saved_states=int(kv_bytes * _SAVED_SHARE) // state.slot_bytes)
     without = choose_step_sizes(*wanted).max_num_seqs
     if sizes.max_num_seqs < without and options.max_num_seqs is None:
         size = f"{state.slot_bytes / 2**20:.1f} MiB"
@@ -141,6 +146,14 @@ def _step_sizes(
         )
         _log.warning("fewer sequences at once", extra={"max_num_seqs": sizes.max_num_seqs, "reason": reason})
     return sizes
+
+
+def taken_bytes(options: RunnerOptions, sizes: StepSizes, block_bytes: int, state_bytes: int) -> int:
+    """What slots' states take, of so many bytes each, and blocks, if some were asked for."""
+    num_tokens = options.max_num_batched_tokens or sizes.max_num_batched_tokens
+    num_slots = min(options.max_num_seqs or sizes.max_num_seqs, num_tokens)
+    blocks_bytes = options.kv_cache_memory_bytes or (options.num_blocks or 0) * block_bytes
+    return (num_slots + 1) * state_bytes + blocks_bytes
 
 
 def _flops_per_s(device: torch.device, dtype: torch.dtype) -> float | None:

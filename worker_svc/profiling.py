@@ -24,8 +24,7 @@ from worker_svc.core.states.slot_states import SlotStates, StateShape
 from worker_svc.core.step_sizes import StepSizes, sizes_between
 from worker_svc.runner_options import RunnerOptions
 
-# A graph has room for fewer chunks: see `core.chunk_graphs`.
-_MANY_CHUNKS, _CHUNK_TOKENS = 17, 128
+_MANY_CHUNKS = 65  # the largest graph has room for fewer: see `core.chunk_graphs`
 _DECODES = (1, 17, 65)  # for which kernels may be others, as there
 
 
@@ -138,7 +137,8 @@ class Profiler:
         needs = _Needs(0, 0)
         kv_bytes = DEFAULT_CPU_KV_CACHE_BYTES
         if self._budget is not None:
-            with self._explained("a full step", "lower max_num_batched_tokens, max_num_seqs or max_model_len"):
+            way_out = "lower max_num_batched_tokens, max_num_seqs or max_model_len"
+            with self._explained("a full step", way_out + (", or num_saved_states" if self._maker.state else "")):
                 needs = self._measure()
             in_use_bytes = self._budget.total_bytes - self._free_bytes()
             limit_bytes = int(self._budget.total_bytes * self._budget.share)
@@ -252,15 +252,15 @@ def full_lengths(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: 
 
 def smaller_steps(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> list[list[int]]:
     """The tokens of each sequence of some steps that have fewer than any may have, of every number from which on
-    kernels may be others. There are more chunks than a graph has room for, beside few sequences that decode, or more,
-    so that all is launched that steps without a graph launch.
+    kernels may be others. There are more chunks than any graph has room for, where there are as many slots, beside few
+    sequences that decode, or more: all is launched that steps without a graph launch.
     """
     sizes = sizes_between(max_num_batched_tokens) or [max_num_batched_tokens]
     steps = []
     for index, num_tokens in enumerate(sizes):
         num_decodes = min(_DECODES[index % len(_DECODES)], max_num_seqs // 2)
         left = num_tokens - num_decodes
-        num_chunks = min(num_tokens // _CHUNK_TOKENS + _MANY_CHUNKS, max_num_seqs - num_decodes, left // 2)
+        num_chunks = min(_MANY_CHUNKS, max_num_seqs - num_decodes, left // 2)
         if num_chunks > 0:
             length = min(left // num_chunks, max_model_len)
             steps.append([1] * num_decodes + [length] * num_chunks)

@@ -94,8 +94,8 @@ class WorkerSettings(ServiceSettings):
         default=None,
         metadata={
             "help": "where layers keep a state of each sequence: states that are saved for sequences with the same "
-            "first tokens; none: as many as sequences at once, in at most an eighth of what weights leave; 0: no "
-            "prefix is found again"
+            "first tokens; none: as many as sequences at once, in at most an eighth of what weights and these leave; "
+            "0: no prefix is found again"
         },
     )
     max_model_len: _Count | None = field(

@@ -37,6 +37,10 @@ class BlockMap:
         self.used[group] -= 1
         self.cached[group] += is_cached
 
+    def forget(self, block: int) -> None:
+        """A free block keeps its content no longer."""
+        self.cached[block // self.group_size] -= 1
+
     def shares(self) -> BlockShares:
         """A snapshot."""
         sizes = [self.group_size] * len(self.used)

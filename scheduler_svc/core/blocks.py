@@ -129,8 +129,17 @@ class BlockManager:
         return sum(self.ref_counts[block] == 0 for block in blocks)
 
     def register(self, block: int, block_hash: bytes) -> None:
-        """Make a full, held block findable; the first block with a content stays the one that is found."""
-        if block_hash not in self.found:
+        """Make a full, held block findable. The first block with a content stays the one that is found, as long as
+        somebody holds it: one that is free may be forgotten before this one is let go of.
+        """
+        known = self.found.get(block_hash)
+        if known is not None and self.ref_counts[known] == 0:
+            self._forget(known)
+            del self.idle[known]
+            self.empty.append(known)
+            self.map.forget(known)
+            known = None
+        if known is None:
             self.found[block_hash] = block
             self.hashes[block] = block_hash
 

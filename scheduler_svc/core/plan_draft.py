@@ -68,7 +68,7 @@ class PlanDraft:
         num_left = int(worker.num_tokens[slot] - worker.num_computed_tokens[slot])
         num_tokens = min(num_left, budget)
         if sequence.save_at:
-            num_tokens = min(num_tokens, sequence.save_at[0] - int(worker.num_computed_tokens[slot]))
+            num_tokens = min(num_tokens, _num_until_save(worker, sequence))
         if num_tokens == 0:
             return 0
         worker.num_computed_tokens[slot] += num_tokens
@@ -83,13 +83,12 @@ class PlanDraft:
 
     def save_states(self, worker: WorkerState) -> None:
         """Have the states saved of those sequences that get as far as theirs is to be saved."""
-        size = worker.limits.block_size
         for sequence in self.chunks:
             if sequence.save_at and sequence.save_at[0] == int(worker.num_computed_tokens[sequence.slot]):
-                num_blocks = sequence.save_at.pop(0) // size
-                index = worker.states.save(sequence.hashes(size)[num_blocks - 1])
-                if index is not None:
-                    self.saved.append((sequence.slot, index))
+                block_hash = sequence.hash_before(sequence.save_at.pop(0), worker.limits.block_size)
+                if len(self.saved) < worker.limits.num_saved_states:
+                    index = worker.states.save(block_hash)
+                    self.saved += [(sequence.slot, index)] if index is not None else []
 
     def plan(self, step: int, released_slots: list[int], decoding: I64) -> StepPlan:
         """The plan: the slots `decoding` i64[num_decoding], a token each, and after them those of the chunks."""
@@ -114,6 +113,18 @@ class PlanDraft:
             save_slots=save_slots,
             save_states=save_states,
         )
+
+
+def _num_until_save(worker: WorkerState, sequence: SequenceState) -> int:
+    """Tokens up to where a sequence's state is to be saved: it need not be where another has saved it meanwhile."""
+    num_computed, points = int(worker.num_computed_tokens[sequence.slot]), sequence.save_at
+    while points and points[0] > num_computed:
+        known = worker.states.found.get(sequence.hash_before(points[0], worker.limits.block_size))
+        if known is None:
+            break
+        worker.states.use(known)
+        points.pop(0)
+    return (points[0] if points else int(worker.num_tokens[sequence.slot])) - num_computed
 
 
 def _shape_of(tables: Tables) -> tuple[U32, U32]:

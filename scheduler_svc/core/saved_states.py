@@ -13,7 +13,7 @@ class SavedStates:
     that was used least recently is forgotten.
 
     A plan that begins a sequence with a state may save another in its place: the worker reads before it computes, and
-    saves after that.
+    saves after that. It saves no more than there are, so that none takes the place of another of the same plan.
     """
 
     def __init__(self, first: int, count: int) -> None:
@@ -33,12 +33,13 @@ class SavedStates:
         return next((count for count in range(num_blocks, 0, -1) if hashes[count - 1] in self.found), 0)
 
     def use(self, index: int) -> None:
-        """Note that a sequence begins with a state."""
+        """Note that a sequence begins with a state, or has come by it."""
         self.hashes.move_to_end(index)
 
     def save(self, block_hash: bytes) -> int | None:
         """The index to save a state at, from now on known by its hash; None: it is known already."""
-        if block_hash in self.found:
+        if (known := self.found.get(block_hash)) is not None:
+            self.use(known)
             return None
         if self.empty:
             index = self.empty.pop()

@@ -241,6 +241,10 @@ class SequenceState:
         output = np.array(self.output[max(0, start - num_prompt_tokens) :], np.uint32)
         return np.concatenate((self.request.prompt[start:], output)) if start < num_prompt_tokens else output
 
+    def hash_before(self, num_tokens: int, block_size: int) -> bytes:
+        """The hash of the last block among the first `num_tokens`, which are whole blocks."""
+        return self.hashes(block_size)[num_tokens // block_size - 1]
+
     def hashes(self, block_size: int) -> list[bytes]:
         """The chained hashes of all full blocks of known tokens."""
         if self.hash_block_size != block_size:

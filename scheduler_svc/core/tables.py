@@ -38,7 +38,7 @@ class Reused:
     tables: Tables  # full blocks to be shared
     copy_sources: tuple[int | None, ...]  # by kind: a block to copy after the shared ones
     state: int | None = None  # where layers keep one: the index of that of these tokens; None: there are none
-    num_found: int = 0  # tokens whose blocks were found; where layers keep a state, more than it may stand for
+    num_found: int = 0  # where layers keep a state: tokens whose blocks were found, of which it may stand for fewer
 
     @property
     def blocks(self) -> list[int]:

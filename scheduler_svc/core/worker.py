@@ -231,9 +231,13 @@ class WorkerState:
         return found
 
     def num_left_to_prefill(self) -> int:
-        """Tokens of begun prompts that are not planned."""
-        slots = [sequence.slot for sequence in self.prefilling]
-        return int((self.num_tokens[slots] - self.num_computed_tokens[slots]).sum()) if slots else 0
+        """Tokens of begun prompts that are not planned and might be in one step."""
+        num_computed, num_tokens = self.num_computed_tokens, self.num_tokens
+        return sum(
+            (sequence.save_at[0] if sequence.save_at else int(num_tokens[sequence.slot]))
+            - int(num_computed[sequence.slot])
+            for sequence in self.prefilling
+        )
 
     def append_block(self, slot: int, kind: int) -> int:
         """Give one of the slot's tables one more block; the caller has checked that one is free."""

@@ -64,6 +64,10 @@ def compiled_late(directory: str) -> set[str]:
     for length in (20, 300, 700, 1100, 1500, 2100, 3000, 4000, 4100, 6000, 6100, 8000, 8200, 12_000, 12_300, 16_000):
         # Each a step, after one that decodes.
         llm.generate([{"prompt_token_ids": rng.integers(3, VOCAB_SIZE, length).tolist()}], params, use_tqdm=False)
+    for count, length in ((40, 12), (24, 900), (30, 700), (45, 400), (64, 300)):
+        # More at once than a step may have: chunks stand beside sequences that decode.
+        prompts = [{"prompt_token_ids": rng.integers(3, VOCAB_SIZE, length).tolist()} for _ in range(count)]
+        llm.generate(prompts, params, use_tqdm=False)
     llm.llm_engine.close()
     return late
 

@@ -11,7 +11,8 @@ from checkpoints import MAX_POSITIONS, VARIANTS, VOCAB_SIZE, save_checkpoint
 
 from contract.domain.errors import ErrorCode, PenstockError
 from penstock import LLM, SamplingParams
-from worker_svc.factory import LoadedRunner, load_runner
+from worker_svc.core.step_sizes import StepSizes
+from worker_svc.factory import LoadedRunner, load_runner, taken_bytes
 from worker_svc.runner_options import RunnerOptions
 
 BLOCK_BYTES = 2 * 3 * 16 * 2 * 16 * 4  # keys and values, layers, tokens, heads, head size, fp32
@@ -57,19 +58,16 @@ def test_the_context_is_cut_to_the_memory_unless_it_was_asked_for(checkpoint: Pa
 @pytest.mark.parametrize(
     ("asked", "num_seqs", "num_saved"),
     [
-        ({}, 48, 15),
-        ({"max_num_seqs": 100}, 100, 15),
-        ({"max_num_seqs": 10}, 10, 10),
+        ({}, 48, 48),
+        ({"max_num_seqs": 100}, 100, 100),
         ({"num_saved_states": 0, "max_num_seqs": 100}, 100, 0),
         ({"num_saved_states": 70, "max_num_seqs": 100}, 100, 70),
     ],
 )
-def test_states_take_half_of_the_memory_and_an_eighth_unless_some_were_asked_for(
+def test_states_take_half_of_the_memory_unless_sequences_were_asked_for_and_as_many_are_saved(
     asked: dict[str, Any], num_seqs: int, num_saved: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of the memory there is room for the keys and values of 64 sequences, for 60 states in half of it, and for 15 that
-    are saved in an eighth.
-    """
+    """Of the memory there is room for the keys and values of 64 sequences, and for 60 states in half of it."""
     save_checkpoint(tmp_path, next(each for each in VARIANTS if each.name == "qwen3_5_states"))
     with caplog.at_level("INFO", "worker_svc.factory"):
         loaded = load(tmp_path, kv_cache_memory_bytes=1 << 21, **asked)
@@ -80,6 +78,21 @@ def test_states_take_half_of_the_memory_and_an_eighth_unless_some_were_asked_for
     assert [each.message for each in caplog.records].count("layers keep a state") == 1
     assert ("fewer sequences at once" in caplog.messages) is not bool(asked)
     loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_bytes"),
+    [
+        ({}, 97 * 10),
+        ({"max_num_seqs": 20}, 21 * 10),
+        ({"max_num_batched_tokens": 8}, 9 * 10),
+        ({"num_blocks": 7}, 97 * 10 + 7 * 3),
+        ({"kv_cache_memory_bytes": 500, "num_blocks": 7}, 97 * 10 + 500),
+    ],
+)
+def test_saved_states_have_a_share_of_what_slots_and_blocks_leave(asked: dict[str, Any], num_bytes: int) -> None:
+    options = RunnerOptions("model", **asked)
+    assert taken_bytes(options, StepSizes(2048, 96), block_bytes=3, state_bytes=10) == num_bytes
 
 
 @pytest.mark.parametrize(

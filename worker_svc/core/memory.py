@@ -109,7 +109,7 @@ def fit_model_len(
         missing = needed - profile.num_blocks * profile.block_bytes
         way_out = "raise kv_cache_memory_bytes or num_blocks" if budget is None else "raise gpu_memory_utilization"
         if profile.state_bytes:
-            way_out += ", or lower max_num_seqs, since each sequence has states"
+            way_out += ", or lower max_num_seqs or num_saved_states, since each has states"
         account = "" if budget is None else f" ({budget.describe()}; {profile.describe()})"
         raise invalid(
             f"one sequence of max_model_len {max_model_len} tokens needs {_size(needed)} of KV cache, {_size(missing)} "

@@ -34,6 +34,7 @@ from worker_svc.core.timing import StepTiming
 from worker_svc.core.transfer import Download, Downloads, upload
 
 _PROMPT_COLUMNS = 4  # see `compute_prompt_logprobs`
+_MOST_COPIED = 16  # states
 
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -267,14 +268,18 @@ class ModelRunner:
         copies = [(each.source_state, each.slot) for each in plan.admissions if each.source_state is not None]
         if copies:
             self._copy_states(*np.array(copies, np.int64).T)
-        host.check_saves(plan)
+        if len(plan.save_slots):
+            host.check_saves(plan)
 
     def _copy_states(self, sources: I64, targets: I64) -> None:
         """Copy states by their indices in plans."""
         assert self._states is not None
         # Those that are saved stand after the one for rows that pad a batch.
-        rows = (each + (each >= self._limits.max_num_seqs) for each in (sources, targets))
-        self._states.copy(*upload(self._device, *rows))
+        sources, targets = (each + (each >= self._limits.max_num_seqs) for each in (sources, targets))
+        # Few at a time, since what is read takes memory, unless some are read and written.
+        num_parts = 1 if np.isin(sources, targets).any() else -(-len(sources) // _MOST_COPIED)
+        for part in zip(*(np.array_split(each, num_parts) for each in (sources, targets)), strict=True):
+            self._states.copy(*upload(self._device, *part))
 
     def _outputs(self, batch: Batch, extras: Extras | None, prompts: _Prompts) -> list[Tensor]:
         """The sampled tokens and, where asked for, their logprobs, those of prompts and what vectors are made of, on

@@ -157,9 +157,13 @@ class HostSlots:
         self._check_blocks(plan.copy_targets)
 
     def check_saves(self, plan: StepPlan) -> None:
-        """Raise if a plan saves states of slots that are empty, or where no state is saved."""
-        self._check_slots(plan.save_slots)
-        for index in plan.save_states.tolist():
+        """Raise if a plan saves states of slots that compute nothing in it, where none is saved, or two as one."""
+        indices = plan.save_states.tolist()
+        if not set(plan.save_slots.tolist()) <= set(plan.slots.tolist()):
+            raise plan_error("the state of a slot that computes nothing is to be saved")
+        if len(set(indices)) < len(indices):
+            raise plan_error("two states are to be saved as one")
+        for index in indices:
             if not self.limits.max_num_seqs <= index < self.limits.num_states:
                 raise plan_error(f"a state is to be saved as {index}, which is not there")
 

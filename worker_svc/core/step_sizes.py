@@ -23,7 +23,7 @@ _EFFICIENCY = 0.62  # of a device's peak: prompts of Qwen3-8B on an H200
 _TOKENS_OF_A_SEQUENCE = 128  # for which there is KV at least when all slots are taken
 _SEQS_STEP = 16  # by so many sequences decode steps are recorded
 _MANY = 16_384  # tokens
-_FEWEST_BETWEEN = 256  # tokens: steps of fewer are recorded as graphs, whose kernels are compiled for that
+_FEWEST_BETWEEN = 64  # tokens: steps of fewer have kernels that are recorded, where graphs are
 
 # bf16 and fp16 operations a second of one multiprocessor, dense, by compute capability: data sheets.
 _FLOPS_PER_S = {

@@ -47,6 +47,9 @@ def test_a_worker_tells_whether_layers_keep_a_state_and_how_many_it_saves(has_st
     info = worker_info(limits, model="m", home_shard=0, world_size=1, device="cpu", model_digest=b"")
     read = decode_worker_info(info.SerializeToString()).limits
     assert (read.has_state, read.num_saved_states) == (has_state, saved)
+    info.has_state, info.num_saved_states = False, 7
+    with pytest.raises(PoisonMessageError, match="saves states of layers that keep none"):
+        decode_worker_info(info.SerializeToString())
     assert read.finds_prefixes is (saved > 0 or not has_state)
 
 

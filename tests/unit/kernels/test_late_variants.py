@@ -53,6 +53,18 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[Variant]:
     return variants
 
 
+@pytest.mark.parametrize("num_weights", [600_000_000, 3_000_000_000, 8_000_000_000, 70_000_000_000])
+@pytest.mark.parametrize("budget", [512, 1536, 8192, 16_384])
+def test_no_graph_has_room_for_the_steps_that_memory_is_measured_with(num_weights: int, budget: int) -> None:
+    limits = Limits(9999, 16, 256, 16_384, budget, 211)
+    shapes = make_shapes(limits, num_weights, with_flash=True, takes_finished=lambda count: count >= 64)
+    for lengths in smaller_steps(budget, 256, 16_384):
+        chunks = [length for length in lengths if length > 1]
+        room = len(lengths) - len(chunks), len(chunks), sum(chunks), len(lengths)
+        # Of fewer tokens no step can have more chunks.
+        assert sum(lengths) < 196 or not any(shape.has_room(*room) for shape in shapes)
+
+
 @pytest.mark.parametrize(("kv_heads", "group"), [(4, 8), (8, 4), (2, 1)])
 def test_no_step_needs_a_kernel_that_was_not_launched_before(launched: set[Variant], kv_heads: int, group: int) -> None:
     heads = {"num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads}

@@ -119,6 +119,7 @@ class PagedWorker:
             assert all(new.source_state is None for new in plan.admissions)
 
     def _save_states(self, plan: StepPlan) -> None:
+        assert len(set(plan.save_states.tolist())) == len(plan.save_states), "two states are saved as one"
         for slot, index in zip(plan.save_slots.tolist(), plan.save_states.tolist(), strict=True):
             assert slot in plan.slots.tolist(), "the state of a slot that computes nothing is saved"
             assert 0 <= index - self.limits.max_num_seqs < self.limits.num_saved_states, "there is no such state"

@@ -70,6 +70,19 @@ def test_the_first_block_with_a_content_stays_the_one_that_is_found() -> None:
     assert blocks.find([block_hash]) == [one]
 
 
+def test_a_block_that_is_held_is_found_in_place_of_a_free_one() -> None:
+    blocks = BlockManager(3)
+    one, two = blocks.allocate(2)
+    block_hash = hashes([1, 2])[0]
+    blocks.register(one, block_hash)
+    blocks.free([one])
+    blocks.register(two, block_hash)
+    assert blocks.find([block_hash]) == [two]
+    assert (blocks.num_cached, blocks.num_free) == (0, 2)
+    assert not any(blocks.map.shares().cached)
+    assert sorted(blocks.allocate(2)) == sorted({0, 1, 2} - {two})
+
+
 def test_a_hash_stands_for_the_whole_prefix_and_the_salt() -> None:
     assert hashes([1, 2, 3, 4])[1] != hashes([9, 2, 3, 4])[1]
     assert hashes([1, 2], salt="a") != hashes([1, 2], salt="b")

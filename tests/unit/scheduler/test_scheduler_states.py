@@ -73,6 +73,68 @@ def test_states_that_were_used_least_recently_are_forgotten() -> None:
     assert [cached_tokens(run, number) for number in range(7)] == [0, 0, 0, 8, 0, 8, 0]
 
 
+def test_a_plan_saves_no_more_states_than_there_are() -> None:
+    limits = replace(SAVING, num_saved_states=2, num_blocks=200, max_num_batched_tokens=200)
+    run = Scheduling({"a": limits}, min_saved_tokens=4)
+    for number in range(6):
+        run.add(make_request(number, [number + 1, *PROMPT], max_tokens=3))
+    plan = run.step()
+    assert plan is not None
+    assert sorted(plan.save_states.tolist()) == [6, 7]
+    run.run()
+    run.assert_nothing_is_left()
+
+
+def test_a_prompt_does_not_stop_where_another_has_saved_its_state_meanwhile() -> None:
+    run = Scheduling({"a": replace(SAVING, max_num_batched_tokens=20)}, min_saved_tokens=4)
+    for number in (1, 2):
+        run.add(make_request(number, range(1, 19), max_tokens=1))
+    plans = [run.schedule() for _ in range(2)]
+    assert [plan and plan.num_tokens.tolist() for plan in plans] == [[16, 4], [2, 14]]
+    run.run()
+    run.assert_nothing_is_left()
+    assert run.paged["a"].num_saved == 1
+
+
+def test_steps_with_prompts_only_are_not_for_what_no_step_may_have() -> None:
+    """A prompt whose state is to be saved goes on in the next step."""
+    limits = WorkerLimits(2000, 4, 50, 1200, 400, has_state=True, num_saved_states=3)
+    run = Scheduling({"a": limits}, min_saved_tokens=4)
+    shared = [place % 7 for place in range(364)]
+    run.add(make_request(0, [*shared, 9, 9, 9, 9, 9], max_tokens=1))
+    run.run()
+    for number in range(1, 41):
+        run.add(make_request(number, [number % 9], max_tokens=60))
+    run.step()
+    run.add(make_request(50, [*shared, *[8] * 700], max_tokens=2))
+    plan = run.step()
+    assert plan is not None
+    assert plan.num_tokens.tolist() == [*[1] * 40, 360]
+
+
+def test_what_is_found_is_not_forgotten_while_somebody_holds_it() -> None:
+    """The second has computed the blocks of the first again, since there was no state; others take all that is free."""
+    found = []
+    for limits in (replace(LIMITS, has_state=False), replace(SAVING, num_saved_states=20)):
+        run = Scheduling({"a": replace(limits, num_blocks=34)}, min_saved_tokens=4)
+        shared = list(range(1, 25))
+        run.add(make_request(1, [*shared, 7, 7, 7, 7, 7], max_tokens=1))
+        run.run()
+        run.add(make_request(2, [*shared, 8, 8, 8, 8, 8], max_tokens=30))
+        run.step()
+        for number in range(3, 6):
+            for _ in range(3):
+                run.step()
+            run.add(make_request(number, [number] * 40, max_tokens=1))
+        for _ in range(6):
+            run.step()
+        run.add(make_request(9, [*shared, 9, 9, 9, 9, 9], max_tokens=1))
+        run.run()
+        run.assert_nothing_is_left()
+        found.append(cached_tokens(run, 9))
+    assert found == [24, 24]
+
+
 def test_tokens_are_those_that_would_have_been_whatever_the_budget_cuts() -> None:
     run = Scheduling({"a": replace(SAVING, max_num_batched_tokens=6)}, min_saved_tokens=4)
     for number in range(5):

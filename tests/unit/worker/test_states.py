@@ -134,12 +134,39 @@ def test_a_sequence_begins_with_a_state_that_another_has_left() -> None:
     assert [*first, *launch(runner, 6, {1: 1})] == expected
 
 
-@pytest.mark.parametrize("pair", [(0, 3), (0, 6), (1, 4)], ids=["a slot's", "no such state", "an empty slot"])
-def test_states_are_saved_of_slots_in_use_and_where_there_are_some(pair: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "named"),
+    [
+        ([(0, 3)], "saved as 3, which is not there"),
+        ([(0, 6)], "saved as 6, which is not there"),
+        ([(1, 4)], "computes nothing"),
+        ([(0, 4), (0, 4)], "two states"),
+    ],
+)
+def test_states_are_saved_of_slots_that_compute_and_where_there_are_some(
+    pairs: list[tuple[int, int]], named: str
+) -> None:
     runner = make_runner(num_saved_states=2)
-    with pytest.raises(PenstockError, match=r"state is to be saved|a slot that is empty") as caught:
-        launch(runner, 1, {0: 7}, admissions=(admission(0, PROMPT),), **saving(pair))
+    admissions = admission(0, PROMPT), admission(1, PROMPT)
+    with pytest.raises(PenstockError, match=named) as caught:
+        launch(runner, 1, {0: 7}, admissions=admissions, **saving(*pairs))
     assert caught.value.code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize("most_copied", [1, 2, 16])
+def test_states_are_copied_few_at_a_time(most_copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker_svc.core.runner._MOST_COPIED", most_copied)
+    runner, prompts = make_runner(num_saved_states=3), (PROMPT, PROMPT[::-1], PROMPT[1:])
+    expected = [output(prompt, 1) for prompt in prompts]
+    entering = tuple(admission(slot, prompt) for slot, prompt in enumerate(prompts))
+    launch(runner, 1, dict.fromkeys(range(3), 4), admissions=entering, **saving((0, 6), (1, 4), (2, 5)))
+    again = [
+        admission(slot, prompt, 4, block_ids=np.array([8 * slot, 30 + slot], np.uint32), source_state=source)
+        for slot, (prompt, source) in enumerate(zip(prompts, (6, 4, 5), strict=True))
+    ]
+    released = {"released_slots": np.arange(3, dtype=np.uint32), "admissions": tuple(again)}
+    rows = {slot: len(prompt) - 4 for slot, prompt in enumerate(prompts)}
+    assert launch(runner, 2, rows, **released) == [token for tokens in expected for token in tokens]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def check(
     chunk: int | None = None,
     temperature: tuple[int, float, int] = (0, 0.0, 0),
     dtype: torch.dtype = DTYPE,
+    as_many: int = 0,
 ) -> None:
     count, bounds = len(past), {"window": window, "chunk": chunk}
     sinks = randn(num_heads, seed=7, scale=2.0, dtype=dtype) if has_sinks else None
@@ -50,7 +51,7 @@ def check(
     contexts = torch.tensor(past, device=DEVICE) + 1
     out = torch.full((count + 1, num_heads * head_dim), float("nan"), dtype=dtype, device=DEVICE)
     decode = DecodeAttention(
-        count,
+        max(count, as_many),
         num_heads,
         num_kv_heads,
         head_dim,
@@ -63,7 +64,7 @@ def check(
         chunk=chunk,
         temperature=temperature,
     )
-    decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
+    decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts, as_many)
     for _ in range(rounds):  # the second finds what the first left in the scratch memory
         out.fill_(float("nan"))
         decode.plan(decode_rows, cache.tables)
@@ -89,6 +90,13 @@ def check(
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 2), (6, 2), (8, 1), (16, 2)])
 def test_groups_of_query_heads(num_heads: int, num_kv_heads: int) -> None:
     check([0, 37], num_heads=num_heads, num_kv_heads=num_kv_heads)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17])
+@pytest.mark.parametrize("as_many", [16, 64, 96])
+def test_kernels_for_more_sequences_attend_as_well(count: int, as_many: int) -> None:
+    past = [0, 37, 300, 15, 16, *range(40, 160, 10)][:count]
+    check(past, as_many=as_many if as_many > count else count, num_heads=8, num_kv_heads=4, hidden_size=None)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])

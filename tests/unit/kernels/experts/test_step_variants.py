@@ -48,5 +48,5 @@ def test_steps_that_memory_is_measured_with_have_all_kernels(
 
 
 def test_sizes_grow_by_a_quarter() -> None:
-    assert sizes_between(256) == []
-    assert sizes_between(700) == [256, 320, 400, 500, 625]
+    assert sizes_between(64) == []
+    assert sizes_between(200) == [64, 80, 100, 125, 156, 195]
