@@ -123,7 +123,7 @@ def test_heads_of_many_decodes_are_finished_with_those_of_chunks_as_they_are_alo
     asked = []
     monkeypatch.setattr(DecodeAttention, "takes_finished", lambda _, sequences: asked.append(sequences))
     assert_near(together, attend(*work, hidden_size=hidden_size))
-    assert asked == [34]
+    assert asked == [len(work[0])]  # as many as slots: kernels are those of a graph
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
