@@ -133,12 +133,11 @@ class SchedulerCollector(Collector):
 
 
 def _saved_states(workers: Mapping[str, WorkerStats]) -> dict[tuple[str, str], int]:
-    """Those of workers that have some, by worker and state."""
+    """Saved states by worker, those that stand for a prefix and those that do not."""
     states: dict[tuple[str, str], int] = {}
     for name, worker in workers.items():
-        if worker.num_saved_states:
-            states[name, "used"] = worker.num_used_states
-            states[name, "free"] = worker.num_saved_states - worker.num_used_states
+        states[name, "used"] = worker.num_used_states
+        states[name, "free"] = worker.num_saved_states - worker.num_used_states
     return states
 
 

@@ -95,7 +95,7 @@ def test_metrics_have_the_documented_names_and_no_label_that_a_client_makes() ->
     assert float(lines["penstock_step_tokens_sum"]) >= 20
     assert float(lines['penstock_batch_sequences_bucket{le="+Inf"}']) == float(lines["penstock_batch_sequences_count"])
     assert 'penstock_plans_in_flight{worker="w"}' in lines
-    assert not any(line.startswith("penstock_saved_states{") for line in lines), "no layer keeps a state"
+    assert float(lines['penstock_saved_states{state="free",worker="w"}']) == 0  # no layer keeps one
     assert "penstock_preemptions_total" in lines
     assert 'penstock_hop_wait_seconds_count{hop="results"}' in lines
     for request_id in ids:
