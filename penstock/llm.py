@@ -8,6 +8,7 @@ from typing import Any, cast
 from contract.domain.errors import invalid, unimplemented
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import PoolingParams
+from penstock.arguments import check_choice, check_counts, dtype_name
 from penstock.beam_search import BeamSearchOutput, BeamSearchParams, beam_output
 from penstock.chat_tokenizer import ChatTokenizer
 from penstock.engine import LLMEngine
@@ -35,8 +36,6 @@ from scheduler_svc.core.policy import POLICIES
 from tokenizer_svc.loading import load_vocabulary
 from worker_svc.loading import load_worker
 from worker_svc.settings import WorkerSettings
-
-_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 class LLM:
@@ -143,7 +142,7 @@ class LLM:
             )
         if not 0 <= step_ms < math.inf:
             raise invalid(f"step_ms must be 0 or more milliseconds, got {step_ms!r}", "step_ms")
-        _check_counts(
+        check_counts(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             block_size=block_size,
@@ -155,15 +154,15 @@ class LLM:
             num_threads=num_threads,
         )
         if num_saved_states:
-            _check_counts(num_saved_states=num_saved_states)
-        _check_choice("scheduling_policy", scheduling_policy, tuple(POLICIES))
-        _check_choice("model_impl", model_impl, ("auto", "penstock", "transformers"))
-        _check_choice("load_format", load_format, ("auto", "dummy"))
-        _check_choice("kv_cache_dtype", kv_cache_dtype, ("auto", "fp8", "fp8_e4m3"))
-        _check_choice("attention", attention, ("auto", "torch", "triton"))
-        _check_choice("prefill_attention", prefill_attention, ("auto", "triton", "flash_attn"))
-        _check_choice("dtype", _dtype(dtype), ("auto", "float32", "bfloat16", "float16"))
-        _check_choice("runner", runner, ("torch", "simulated"))
+            check_counts(num_saved_states=num_saved_states)
+        check_choice("scheduling_policy", scheduling_policy, tuple(POLICIES))
+        check_choice("model_impl", model_impl, ("auto", "penstock", "transformers"))
+        check_choice("load_format", load_format, ("auto", "dummy"))
+        check_choice("kv_cache_dtype", kv_cache_dtype, ("auto", "fp8", "fp8_e4m3"))
+        check_choice("attention", attention, ("auto", "torch", "triton"))
+        check_choice("prefill_attention", prefill_attention, ("auto", "triton", "flash_attn"))
+        check_choice("dtype", dtype_name(dtype), ("auto", "float32", "bfloat16", "float16"))
+        check_choice("runner", runner, ("torch", "simulated"))
         model = str(model)
         vocabulary = load_vocabulary(
             model,
@@ -178,7 +177,7 @@ class LLM:
                 model=model,
                 revision=revision,
                 runner="simulated" if runner == "simulated" else "model",
-                dtype=cast(Any, _dtype(dtype)),
+                dtype=cast(Any, dtype_name(dtype)),
                 model_impl=cast(Any, model_impl),
                 load_format=cast(Any, load_format),
                 quantization=quantization,
@@ -382,20 +381,3 @@ class LLM:
             return pair_scores(self._batches.score(pairs, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm))
         outputs = self._batches.pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
         return scores(outputs, num_first)
-
-
-def _dtype(dtype: Any) -> str:
-    """The name of a dtype that is given by one of its names, or as torch's."""
-    name = str(dtype).removeprefix("torch.")
-    return _DTYPE_ALIASES.get(name, name)
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and (type(value) is not int or value < 1):
-            raise invalid(f"{name} must be a positive integer, got {value!r}", name)
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise invalid(f"{name} must be one of {', '.join(choices)}, got {value!r}", name)

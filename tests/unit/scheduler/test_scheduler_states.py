@@ -13,8 +13,11 @@ from contract.domain.kv_kinds import KVKind, Reach
 from contract.domain.params import Sampling
 from contract.domain.plan import StepResult
 from contract.domain.pooling import Pooling, PoolingKind
+from scheduler_svc.core.blocks import hash_of_kind
 from scheduler_svc.core.limits import WorkerLimits
-from scheduler_svc.core.worker import StepError
+from scheduler_svc.core.reuse import reusable
+from scheduler_svc.core.sequence import ScheduledRequest
+from scheduler_svc.core.worker import StepError, WorkerState
 
 LIMITS = WorkerLimits(60, 4, 6, 64, 32, has_state=True)
 SAVING = replace(LIMITS, num_saved_states=3)
@@ -144,7 +147,7 @@ def test_tokens_are_those_that_would_have_been_whatever_the_budget_cuts() -> Non
     assert run.paged["a"].num_saved
 
 
-def test_where_windows_lack_blocks_the_prefix_ends_at_an_earlier_state() -> None:
+def test_beside_windows_a_prefix_is_found_where_its_state_was_saved() -> None:
     kinds = (KVKind(8), KVKind(4, Reach(5)))
     run = Scheduling({"a": replace(SAVING, kinds=kinds, num_blocks=120)}, min_saved_tokens=4)
     for number in range(4):
@@ -152,6 +155,29 @@ def test_where_windows_lack_blocks_the_prefix_ends_at_an_earlier_state() -> None
         run.run()
     run.assert_nothing_is_left()
     assert [cached_tokens(run, number) for number in range(4)] == [0, 16, 16, 16]
+
+
+def test_where_a_window_lacks_blocks_before_a_state_the_prefix_ends_at_an_earlier_one() -> None:
+    kinds = (KVKind(8), KVKind(4, Reach(5)))
+    worker = WorkerState("a", replace(SAVING, kinds=kinds), 32)
+    sequence = ScheduledRequest(make_request(1, range(1, 30)), 0, 0).sequences[0]
+    hashes = sequence.hashes(4)
+
+    def keep(kind: int, block_hash: bytes) -> None:
+        (block,) = worker.blocks.allocate(1)
+        worker.blocks.register(block, hash_of_kind(block_hash, kind))
+        worker.blocks.free([block])
+
+    for index in (1, 3, 5):
+        keep(0, hashes[index])
+    for index in (0, 1, 2, 4, 5):  # of the tokens before the sixteenth the last four are gone
+        keep(1, hashes[index])
+    early, late = worker.states.save(hashes[1]), worker.states.save(hashes[3])
+    found = reusable(worker, sequence, has_cache=True)
+    assert (found.num_tokens, found.state, found.num_found) == (8, early, 24)
+    keep(1, hashes[3])
+    found = reusable(worker, sequence, has_cache=True)
+    assert (found.num_tokens, found.state, found.num_found) == (16, late, 24)
 
 
 def test_samples_begin_with_the_state_that_the_first_has_saved() -> None:
