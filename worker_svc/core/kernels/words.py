@@ -43,6 +43,32 @@ def halves(words, dtype: tl.constexpr):
 
 
 @triton.jit
+def lower(pairs):
+    """The first of each two bf16 in i32, as f32."""
+    return (pairs << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def upper(pairs):
+    """The second of each two bf16 in i32, as f32."""
+    return (pairs & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def multiply_add_words(a, b, c):
+    """As `multiply_add`, of two bf16 in each i32."""
+    if _ASM:
+        y = tl.inline_asm_elementwise(
+            "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        low = (lower(a) * lower(b) + lower(c)).to(tl.bfloat16).to(tl.int16, bitcast=True)
+        high = (upper(a) * upper(b) + upper(c)).to(tl.bfloat16).to(tl.int16, bitcast=True)
+        y = (low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)
+    return y
+
+
+@triton.jit
 def as_operand(numbers, ROWS: tl.constexpr, WARPS: tl.constexpr):
     """The numbers of a block of ROWS outputs, [ROWS, 16, 2, 2, 2]: by word, half of it, four bits, byte -> [ROWS, 128].
 

@@ -22,6 +22,7 @@ GLM4 = "glm4_moe_groups_and_correction"
 QWEN3 = "qwen3_moe_renormalised"
 
 
+@pytest.mark.usefixtures("large_tiles")
 @pytest.mark.parametrize(
     ("format_", "name", "kept"),
     [

@@ -1,5 +1,6 @@
-"""Products of a few pairs of rows and experts with weights that are floats, without tensor cores: at about the speed at
-which the weights can be read. Sums stay within threads until the last, so that nothing stands between reads.
+"""Products of a few pairs of rows and experts with weights that are floats of 16 or 8 bits, without tensor cores: at
+about the speed at which the weights can be read. Sums stay within threads until the last, so that nothing stands
+between reads.
 """
 
 import triton
@@ -9,7 +10,7 @@ from torch import Tensor
 from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated_pair
 from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.tuning import RowsTile
-from worker_svc.core.kernels.experts.weights import read
+from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights, read
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.linear.one_row import VECTOR, products
 
@@ -17,9 +18,23 @@ _VECTOR = tl.constexpr(VECTOR)
 
 
 @triton.jit
+def _scaled(sums, scales_ptr, rows, is_output, k, K: tl.constexpr, GROUP: tl.constexpr):
+    """Sums of vectors of inputs from k on, f32[N, vectors], times their groups' scales; GROUP 0: all inputs are one."""
+    if GROUP == 0:
+        scales = tl.load(scales_ptr + rows, mask=is_output, other=0.0)[:, None]
+    else:
+        GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+        group = (k + _VECTOR * tl.arange(0, sums.shape[1])) // GROUP
+        is_there = is_output[:, None] & (group < GROUPS)[None, :]
+        scales = tl.load(scales_ptr + rows[:, None] * GROUPS + group[None, :], mask=is_there, other=0.0)
+    return sums * scales
+
+
+@triton.jit
 def _gate_float_rows(
     x_ptr,  # [rows, K]
     weight_ptr,  # [experts, 2 N, K], gates then ups
+    scales_ptr,  # f32[experts, 2 N, groups]
     bias_ptr,  # [experts, 2 N]
     ids_ptr,  # i32[pairs]
     weights_ptr,  # f32[pairs]
@@ -29,6 +44,8 @@ def _gate_float_rows(
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SCALED: tl.constexpr,
+    GROUP: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,  # rows of x are multiplied by the weights
@@ -52,8 +69,13 @@ def _gate_float_rows(
         of_gates = read(gates + k, is_output[:, None], is_input, EVEN)
         of_ups = read(gates + N * K + k, is_output[:, None], is_input, EVEN)
         x = tl.load(xs + k, mask=inputs + k < K, other=0.0).to(tl.float32)
-        gate += products(of_gates, x, BLOCK_N, BLOCK_K, True)
-        up += products(of_ups, x, BLOCK_N, BLOCK_K, True)
+        gate_sums = products(of_gates, x, BLOCK_N, BLOCK_K, True)
+        up_sums = products(of_ups, x, BLOCK_N, BLOCK_K, True)
+        if SCALED:
+            gate_sums = _scaled(gate_sums, scales_ptr, rows, is_output, k, K, GROUP)
+            up_sums = _scaled(up_sums, scales_ptr, rows + N, is_output, k, K, GROUP)
+        gate += gate_sums
+        up += up_sums
     out = gated_pair(
         tl.sum(gate, 1), tl.sum(up, 1), rows, is_output, weights_ptr, bias_ptr, pair, N, ACTIVATION, BIAS, WEIGHS
     )
@@ -64,6 +86,7 @@ def _gate_float_rows(
 def _add_float_rows(
     x_ptr,  # [pairs, K]
     weight_ptr,  # [experts, N, K]
+    scales_ptr,  # f32[experts, N, groups]
     bias_ptr,  # [experts, N]
     ids_ptr,  # i32[pairs]
     weights_ptr,  # f32[pairs]
@@ -73,6 +96,8 @@ def _add_float_rows(
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SCALED: tl.constexpr,
+    GROUP: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,  # products are multiplied by the weights
     DEPENDENT: tl.constexpr,
@@ -109,14 +134,17 @@ def _add_float_rows(
                 release(DEPENDENT)
                 before = tl.load(residuals, mask=is_output, other=0.0).to(tl.float32)
             x = tl.load(x_ptr + pair * K + k + inputs, mask=is_input, other=0.0).to(tl.float32)
-            acc += weight * products(numbers, x, BLOCK_N, BLOCK_K, True)
+            sums = products(numbers, x, BLOCK_N, BLOCK_K, True)
+            if SCALED:
+                sums = _scaled(sums, scales_ptr, rows, is_output, k, K, GROUP)
+            acc += weight * sums
     total = before + tl.sum(acc, 1) + biases
     tl.store(residuals, total.to(residual_ptr.dtype.element_ty), mask=is_output)
 
 
 def gate_float_rows(
     x: Tensor,
-    weight: Tensor,
+    weight: ExpertWeights,
     bias: Tensor | None,
     routed: Routed,
     out: Tensor,
@@ -126,20 +154,23 @@ def gate_float_rows(
     weighs: bool,
 ) -> None:
     """As `gate_tiles`, into `out` [pairs, outputs]."""
-    (num_pairs, outputs), inputs = out.shape, weight.shape[2]
+    num_pairs, outputs = out.shape
     dependent = has_dependent_launch(x.device)
     _gate_float_rows[(triton.cdiv(outputs, tile.outputs), num_pairs)](
         x,
-        weight,
+        weight.numbers,
+        x if weight.scales is None else weight.scales,
         x if bias is None else bias,
         routed.ids,
         routed.weights,
         out,
         N=outputs,
-        K=inputs,
+        K=weight.inputs,
         TOP_K=routed.ids.shape[1],
         BLOCK_N=tile.outputs,
-        BLOCK_K=_block(inputs, tile),
+        BLOCK_K=_block(weight.inputs, tile),
+        SCALED=weight.form != FLOATS,
+        GROUP=weight.group,
         ACTIVATION=ACTIVATIONS[activation],
         BIAS=bias is not None,
         WEIGHS=weighs,
@@ -149,23 +180,33 @@ def gate_float_rows(
 
 
 def add_float_rows(
-    x: Tensor, weight: Tensor, bias: Tensor | None, routed: Routed, residual: Tensor, tile: RowsTile, *, weighs: bool
+    x: Tensor,
+    weight: ExpertWeights,
+    bias: Tensor | None,
+    routed: Routed,
+    residual: Tensor,
+    tile: RowsTile,
+    *,
+    weighs: bool,
 ) -> None:
     """As `add_tiles`; routed: by kernels before the last."""
-    (rows, outputs), inputs = residual.shape, weight.shape[2]
+    rows, outputs = residual.shape
     dependent = has_dependent_launch(x.device)
     _add_float_rows[(triton.cdiv(outputs, tile.outputs), rows)](
         x,
-        weight,
+        weight.numbers,
+        x if weight.scales is None else weight.scales,
         x if bias is None else bias,
         routed.ids,
         routed.weights,
         residual,
         N=outputs,
-        K=inputs,
+        K=weight.inputs,
         TOP_K=routed.ids.shape[1],
         BLOCK_N=tile.outputs,
-        BLOCK_K=_block(inputs, tile),
+        BLOCK_K=_block(weight.inputs, tile),
+        SCALED=weight.form != FLOATS,
+        GROUP=weight.group,
         BIAS=bias is not None,
         WEIGHS=weighs,
         DEPENDENT=dependent,

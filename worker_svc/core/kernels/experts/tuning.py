@@ -2,7 +2,7 @@
 and Mixtral, and on an H100, of those of Qwen3-30B-A3B and DeepSeek-V2-Lite, up to 24 pairs of an expert, and what is
 added from 32 on, and of all three up to 32 pairs without tensor cores; of stored numbers on an H100, of those of
 Qwen3-30B-A3B (8 bits) and gpt-oss-20b (4 bits); of integers of 4 bits, in groups of 128, on an H200, of those of
-Qwen3-30B-A3B.
+Qwen3-30B-A3B; of stored numbers without tensor cores, of the shapes of their models, on an H200.
 """
 
 from dataclasses import dataclass
@@ -62,11 +62,20 @@ _LARGEST_ADD = {FLOATS: Tile(128, 256, 64, 8, 4)}
 FEWEST_STREAMED_PAIRS = 256  # of an expert, in the mean, from which on `tile_stream` adds them, on an H100
 # Pairs up to which rows are multiplied without tensor cores, and pairs of an expert, in the mean, from which on weights
 # are widened first; of FP4 it paid neither with 512 nor with 1,024, where both were close, and more were not measured.
-MOST_ROW_PAIRS = {FLOATS: 16, FP8: 32, FP4: 6, INT4: 8}
+MOST_ROW_PAIRS = {FLOATS: 16, FP8: 32, FP4: 8, INT4: 32}
 FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 2048, INT4: 512}
-_WORD_ROWS = RowsTile(4, 1024, 2)
-GATE_ROWS = {FLOATS: RowsTile(1, 2048, 4), FP8: RowsTile(4, 2048, 4), FP4: _WORD_ROWS, INT4: _WORD_ROWS}
-ADD_ROWS = {FLOATS: RowsTile(4, 2048, 2), FP8: RowsTile(4, 1024, 4), FP4: _WORD_ROWS, INT4: _WORD_ROWS}
+GATE_ROWS = {
+    FLOATS: RowsTile(1, 2048, 4),
+    FP8: RowsTile(2, 2048, 2),
+    FP4: RowsTile(2, 1024, 1),
+    INT4: RowsTile(2, 1024, 1),
+}
+ADD_ROWS = {
+    FLOATS: RowsTile(4, 2048, 2),
+    FP8: RowsTile(4, 1024, 2),
+    FP4: RowsTile(4, 2048, 2),
+    INT4: RowsTile(4, 2048, 4),
+}
 
 
 def tile_for(num_pairs: int, num_experts: int, form: int = FLOATS, *, is_added: bool = False) -> Tile:

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.linear.int4_numbers import scale_of, unit
-from worker_svc.core.kernels.words import BLOCK, WORDS, exact, halves, multiply_add
+from worker_svc.core.kernels.words import BLOCK, WORDS, exact, halves, multiply_add, multiply_add_words
 
 FLOATS, FP8, FP4, INT4 = range(4)
 TOGETHER = 16  # outputs of which FP4 and INT4 have a block side by side
@@ -83,6 +83,21 @@ def decode_fp4(words, exponents, dtype: tl.constexpr):
     even = tl.join(_floats(words & _ALL, powers, dtype), _floats((words << 6) & _ALL, powers, dtype))
     odd = tl.join(_floats(_rotated(words, 28) & _ALL, powers, dtype), _floats(last, powers, dtype))
     return tl.join(even, odd)
+
+
+@triton.jit
+def fp4_pairs(words, exponents):
+    """As `decode_fp4`, as two bf16 in each of four i32[rows, 16], exactly: by half of a word and place of the pair."""
+    shifts = tl.arange(0, _WORDS) % 4 * 8
+    powers = ((exponents >> shifts[None, :]) & 0xFF) * _TWICE + 126 * _TWICE
+    last = (_rotated(words, 26) & _SIGNS_AND_TOPS) | ((words << 2) & _LOWS)
+    zero = tl.full(words.shape, -0x7FFF8000, tl.int32)  # negative, so that zeros keep their sign
+    return (
+        multiply_add_words(words & _ALL, powers, zero),
+        multiply_add_words((words << 6) & _ALL, powers, zero),
+        multiply_add_words(_rotated(words, 28) & _ALL, powers, zero),
+        multiply_add_words(last, powers, zero),
+    )
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import INTERPRETED
-from worker_svc.core.kernels.words import as_operand, exact, halves, multiply_add
+from worker_svc.core.kernels.words import as_operand, exact, halves, multiply_add, multiply_add_words
 
 _ASM = tl.constexpr(not INTERPRETED)  # the interpreter knows no instructions of a device
 
@@ -80,6 +80,13 @@ def _negative_zero_of(packed, dtype: tl.constexpr):
 
 
 @triton.jit
+def _negative_zero_pair(packed):
+    """As `_negative_zero_of`, two bf16 in each i32."""
+    zeros = _negative_zero_of(packed, tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
+    return (zeros & 0xFFFF) | (zeros << 16)
+
+
+@triton.jit
 def _decode_pairs(words, packed, dtype: tl.constexpr, IS_HIGH: tl.constexpr, SCALED: tl.constexpr):
     """Masked words [rows, 16] and their groups' scales and zeros, i32[rows, 1 or 16] -> [rows, 16, 2]."""
     half: tl.constexpr = tl.float16 if dtype == tl.float16 else tl.bfloat16
@@ -121,6 +128,29 @@ def decode_words(words, packed, packed_odd, dtype: tl.constexpr, SCALED: tl.cons
         _decode_pairs(above & _HIGH, packed_odd, dtype, True, SCALED),
     )
     return tl.join(even, odd)
+
+
+@triton.jit
+def _exact_pairs(masked, zeros, IS_HIGH: tl.constexpr):
+    """Masked words i32[rows, 16] and negative zeros, two bf16 in each i32[rows, 1 or 16] -> the same, in units."""
+    # 2^122 or 2^126, twice.
+    up = tl.full(masked.shape, 0x7C807C80 if IS_HIGH else 0x7E807E80, tl.int32)
+    return multiply_add_words(masked, up, tl.broadcast_to(zeros, masked.shape))
+
+
+@triton.jit
+def int4_pairs(words, packed, packed_odd):
+    """As `decode_words`, exactly, without scales: two bf16 in each of four i32[rows, 16], of a word's first 16 inputs
+    and of its others, by half of these.
+    """
+    zeros, zeros_odd = _negative_zero_pair(packed), _negative_zero_pair(packed_odd)
+    above = words >> 8
+    return (
+        _exact_pairs(words & _LOW, zeros, False),
+        _exact_pairs(words & _HIGH, zeros, True),
+        _exact_pairs(above & _LOW, zeros_odd, False),
+        _exact_pairs(above & _HIGH, zeros_odd, True),
+    )
 
 
 @triton.jit
