@@ -22,7 +22,13 @@ def main(argv: Sequence[str]) -> int:
     settings = load(WorkerSettings, argv, os.environ)
     service = WorkerService(settings, open_bus(settings.bus_url, settings.pool))
     control = RpcService("penstock.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, WorkerServicer(service))
-    return lifecycle.serve(service, settings, [control], service.collectors())
+    status = lifecycle.serve(service, settings, [control], service.collectors())
+    if status == lifecycle.EXIT_FAILED:
+        # The libraries of a device that hangs would wait for it while the interpreter ends.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 if __name__ == "__main__":

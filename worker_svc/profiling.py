@@ -125,7 +125,7 @@ class Profiler:
         self._maker = maker
         self._budget = budget
         self._max_model_len = max_model_len
-        self._records = maker.options.cuda_graphs and maker.options.world_size == 1
+        self._records = maker.options.cuda_graphs
 
     def profile(self, weights_bytes: int, group: Group) -> MemoryProfile:
         """The number of blocks that there will be: the fewest that any rank has room for.

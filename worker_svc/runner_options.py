@@ -29,7 +29,7 @@ class RunnerOptions:
     attention: str = "auto"  # auto, torch, triton
     prefill_attention: str = "auto"  # of long chunks of prompts: auto, triton, flash_attn
     tuning: str | None = None  # file of a table of products; None: the card's own in the cache, if it is there
-    cuda_graphs: bool = True  # of decode steps, where Triton's kernels compute and world_size is 1
+    cuda_graphs: bool = True  # of decode steps, where Triton's kernels compute
     chunk_graphs: bool = True  # where there are those, also of small steps with chunks of prompts
     model_impl: str = "auto"  # auto, penstock, transformers: see `find_loader`
     load_format: str = "auto"  # dummy: random weights

@@ -75,9 +75,7 @@ class WorkerSettings(ServiceSettings):
     )
     cuda_graphs: bool = field(
         default=True,
-        metadata={
-            "help": "record decode steps as CUDA graphs, where triton's kernels compute and --tensor-parallel-size is 1"
-        },
+        metadata={"help": "record decode steps as CUDA graphs, where triton's kernels compute"},
     )
     chunk_graphs: bool = field(
         default=True,

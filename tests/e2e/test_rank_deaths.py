@@ -8,6 +8,7 @@ from threading import Event
 
 import pytest
 from served import LIMIT_S, Served, wait_until
+from two_gpus import needs_two_gpus
 
 from contract.domain.params import SamplingParams
 from penstock.client import Delta
@@ -17,22 +18,22 @@ PROMPT_IDS = list(range(5, 15))
 RANKS = ("worker-0.0", "worker-0.1")
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The bundled model."""
-    flags = ("--tensor-parallel-size=2", "--device=cpu", "--num-threads=1", "--session-ttl-s=5")
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_two_gpus)])
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """The bundled model; on GPUs ranks exchange within CUDA graphs, of which torch watches none."""
+    flags = ("--tensor-parallel-size=2", f"--device={request.param}", "--num-threads=1", "--session-ttl-s=5")
     with Served(tmp_path_factory.mktemp("ranks"), *flags) as served:
         yield served.wait_ready()
 
 
 @pytest.fixture(scope="module")
 def expected(served: Served) -> list[int]:
-    return generate(served, Event())
+    return generate(served, [], Event())
 
 
-def generate(served: Served, begun: Event) -> list[int]:
+def generate(served: Served, token_ids: list[int], begun: Event) -> list[int]:
+    """What comes, also in `token_ids` meanwhile; `begun` once something has."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    token_ids: list[int] = []
     with served.client() as client:
         for event in client.generate(PROMPT_IDS, params, timeout_s=4 * LIMIT_S):
             if isinstance(event, Delta):
@@ -50,13 +51,21 @@ def kill(served: Served, victim: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("victim", RANKS)
-def test_a_stream_goes_on_when_a_rank_is_killed(served: Served, expected: list[int], victim: str) -> None:
+def test_a_stream_goes_on_when_a_rank_is_killed(
+    served: Served, expected: list[int], victim: str, request: pytest.FixtureRequest
+) -> None:
+    token_ids: list[int] = []
     begun = Event()
     with ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(generate, served, begun)
+        stream = pool.submit(generate, served, token_ids, begun)
         assert begun.wait(LIMIT_S)
+        num_sent = len(token_ids)
         kill(served, victim)
-        assert stream.result() == expected
+        found = stream.result()
+    assert len(found) == NUM_TOKENS
+    # On a GPU what is computed again is rounded otherwise, and another token may then be the likeliest.
+    num_equal = num_sent if "cuda" in request.node.callspec.id else NUM_TOKENS
+    assert found[:num_equal] == expected[:num_equal]
 
 
 @pytest.mark.parametrize("victim", RANKS)
@@ -65,4 +74,4 @@ def test_no_rank_waits_for_ever_for_one_that_was_killed_while_nothing_was_asked(
 ) -> None:
     before = kill(served, victim)
     wait_until(lambda: all(served.pids()[rank] != before[rank] for rank in RANKS), "both ranks are others", 4 * LIMIT_S)
-    assert generate(served, Event()) == expected
+    assert generate(served, [], Event()) == expected

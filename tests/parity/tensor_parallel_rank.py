@@ -35,7 +35,7 @@ class Ranks:
             asked.put((options, sequences))
 
     def answers(self) -> dict[int, list[Any]]:
-        """By rank: the limits and the outputs."""
+        """By rank: the limits, the outputs, and whether there were CUDA graphs."""
         return {rank: rest for rank, *rest in (self._answer() for _ in self._processes)}
 
     def _answer(self) -> Any:
@@ -73,12 +73,12 @@ def run_rank(rank: int, asked: Any, answers: Any) -> None:
         answers.put((rank, *_run(rank, *work)))
 
 
-def _run(rank: int, options: dict[str, Any], sequences: list[Drive]) -> tuple[Limits, list[Any]]:
-    # Rank 1 has less memory: the worker must keep to what it has.
-    kv_bytes = options.pop("kv_bytes")[rank]
+def _run(rank: int, options: dict[str, Any], sequences: list[Drive]) -> tuple[Limits, list[Any], bool]:
+    # Rank 1 may have less memory: the worker must keep to what it has.
+    kv_bytes = options.pop("kv_bytes", (None, None))[rank]
     loaded = load_runner(RunnerOptions(rank=rank, kv_cache_memory_bytes=kv_bytes, **options), time.monotonic_ns)
     drive(loaded.runner, sequences, chunk=40, stagger=1)
     outputs = [(sequence.output, sequence.logprobs, prompt_values(sequence)) for sequence in sequences]
-    limits = loaded.runner.limits
+    limits, has_graphs = loaded.runner.limits, loaded.profile.graph_bytes > 0
     loaded.close()
-    return limits, outputs
+    return limits, outputs, has_graphs

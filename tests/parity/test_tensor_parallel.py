@@ -136,7 +136,7 @@ def assert_two_ranks_like_one(
     assert results[0] == results[1]
     bound = [output for output, *_ in results[0][1][4:6]]
     assert all(CLOSES in output[:3] for output in bound)
-    limits, outputs = results[0]
+    limits, outputs, _ = results[0]
     numbers = layers_of_a_block(tmp_path / "model") * 16 * numbers_of_a_token(BY_NAME[name].options)
     assert limits.num_blocks == min(kv_bytes // (numbers * item_bytes), 9 * MAX_POSITIONS // 16)
     for sequence, (output, logprobs, of_prompt) in zip(expected, outputs, strict=True):
@@ -157,7 +157,7 @@ def test_ranks_keep_as_many_sequences_as_the_one_with_least_memory(tmp_path: Pat
     common = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32"}
     of_two = {"world_size": 2, "distributed_address": f"file://{tmp_path}/rendezvous"}
     ranks.ask({**common, **of_two, "kv_bytes": (8_000_000, 2_000_000)}, [])
-    (of_most, _), (of_least, _) = ranks.answers().values()
+    (of_most, *_), (of_least, *_) = ranks.answers().values()
     assert of_most == of_least
     alone = load_runner(RunnerOptions(**common, kv_cache_memory_bytes=8_000_000), time.monotonic_ns)
     assert of_most.max_num_seqs < alone.runner.limits.max_num_seqs
