@@ -23,6 +23,7 @@ _FAMILIES = {
     "glm": "Glm",
     "glm4": "Glm4",
     "glm4_moe": "Glm4Moe",
+    "minimax_m2": "MiniMaxM2",
     "gpt_oss": "GptOss",
     "granite": "Granite",
     "granite_hybrid": "GraniteMoeHybrid",
@@ -134,6 +135,8 @@ GLM4_MOE = {
     "routed_scaling_factor": 1.5,
     "head_dim": 16,
 }
+
+MINIMAX_M2 = {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16, "rotary_dim": 8}
 
 LATENT = {
     "num_key_value_heads": 4,
@@ -273,6 +276,8 @@ VARIANTS = (
     Variant("olmoe", "olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
     Variant("glm4_moe_groups_and_correction", "glm4_moe", {**GLM4_MOE, "attention_bias": True, "use_qk_norm": True}),
     Variant("glm4_moe_plain_weights", "glm4_moe", {**GLM4_MOE, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    Variant("minimax_m2_half_turns", "minimax_m2", MINIMAX_M2),
+    Variant("minimax_m2_tied", "minimax_m2", {**MINIMAX_M2, "rotary_dim": 16, "tie_word_embeddings": True}),
     Variant("deepseek_v2_groups", "deepseek_v2", {**LATENT, "topk_method": "group_limited_greedy"}),
     Variant("deepseek_v2_whole_queries", "deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": MAGNITUDES}),
     Variant("deepseek_v3_biases", "deepseek_v3", {**LATENT, "attention_bias": True, "rope_parameters": MAGNITUDES}),

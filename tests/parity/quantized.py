@@ -256,6 +256,10 @@ def round_inputs(model: nn.Module) -> None:
             module.register_forward_pre_hook(rounded)
 
 
+# As layers that are multiplied with are called, experts' of Mixtral and MiniMax-M2 among them.
+_PROJECTIONS = ("proj", "proj_with_mqa", "in_proj_qkvz", "in_proj_ba", ".w1", ".w2", ".w3")
+
+
 def save_quantized(
     source: Path,
     directory: Path,
@@ -273,9 +277,7 @@ def save_quantized(
     stored: Stored = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         layer = name.removesuffix(".weight")
-        is_projection = layer.endswith(("proj", "proj_with_mqa", "in_proj_qkvz", "in_proj_ba")) or (
-            has_head and layer == "lm_head"
-        )
+        is_projection = layer.endswith(_PROJECTIONS) or (has_head and layer == "lm_head")
         is_ignored = ignored is not None and layer.endswith(ignored)
         if not is_projection or is_ignored or tensor.ndim != 2 or layer == name:
             stored[name] = tensor

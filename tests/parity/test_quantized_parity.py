@@ -47,6 +47,8 @@ NAMES = (
 PAIRS = [(NAMES[number % len(NAMES)], case) for number, case in enumerate(WIDENED)]
 # Heads that stand together in a tensor.
 PAIRS += [("qwen3_next_states", case) for case in WIDENED]
+# As it is published.
+PAIRS += [("minimax_m2_half_turns", case) for case in WIDENED if case.name == "fp8_block"]
 
 
 def answers_of(directory: Path, prompts: list[list[int]], num_tokens: int) -> list[Answered]:

@@ -29,6 +29,7 @@ NAMES = (
     *("llama_biases", "llama_llama3_rope_tied", "qwen2_one_kv_head", "qwen3_biases"),
     *("cohere2_some_not_rotated", "glm4_sandwich", "olmo3_stretched_global_layers", "gemma2_caps_and_windows"),
     *("mixtral_window", "qwen2_moe_shared", "glm4_moe_groups_and_correction", "granite_moe_stacked", "gpt_oss_sinks"),
+    "minimax_m2_half_turns",
     *("deepseek_v2_whole_queries", "deepseek_v3_biases", "llama4_chunks_and_temperature", "llama4_some_dense"),
     *("qwen3_next_states", "qwen3_next_some_dense", "qwen3_5_states", "qwen3_5_moe_states"),
     *(

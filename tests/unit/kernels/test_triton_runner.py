@@ -64,6 +64,7 @@ GLM4_MOE = {
     "first_k_dense_replace": 0,
 }
 
+MINIMAX_M2 = {"architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 3}
 
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
@@ -235,6 +236,7 @@ TWOFOLD = [
         (changed(architectures=["Phi3ForCausalLM"]), PLAIN),
         (changed(**QWEN2_MOE), PLAIN),
         (changed(**GLM4_MOE), PLAIN),
+        (changed(**MINIMAX_M2), PLAIN),
         (changed(**GPT_OSS), PLAIN),
         (changed(**LLAMA4), PLAIN),
         (changed(**QWEN3_NEXT), PLAIN),
@@ -257,6 +259,7 @@ TWOFOLD = [
         "phi3-plain",
         "qwen2_moe-plain",
         "glm4_moe-plain",
+        "minimax_m2-plain",
         "gpt_oss-plain",
         "llama4-plain",
         "qwen3_next-plain",

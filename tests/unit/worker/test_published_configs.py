@@ -53,6 +53,13 @@ def test_a_published_configuration_is_read(name: str, tmp_path: Path) -> None:
         ("Phi-4-mini-instruct", "interpolate_factor", 2),
         ("EXAONE-4.0-32B", "reorder_qk_norm", False),
         ("granite-4.0-micro", "normalization_function", "layernorm"),
+        ("MiniMax-M2", "attn_type_list", [0, 1]),
+        ("MiniMax-M2", "qk_norm_type", "per_head"),
+        ("MiniMax-M2", "scoring_func", "softmax"),
+        ("MiniMax-M2", "shared_intermediate_size", 1536),
+        ("MiniMax-M2", "sliding_window", 4096),
+        ("MiniMax-M2", "use_qk_norm", False),
+        ("MiniMax-M2", "use_routing_bias", False),
     ],
 )
 def test_another_value_of_a_field_that_has_but_one_meaning_is_refused_by_name(
@@ -60,6 +67,15 @@ def test_another_value_of_a_field_that_has_but_one_meaning_is_refused_by_name(
 ) -> None:
     with pytest.raises(PenstockError, match=field):
         read(tmp_path, {**PUBLISHED[name], field: value})
+
+
+def test_all_of_minimax_m2_but_routers_and_head_is_in_blocks_of_8_bit_floats(tmp_path: Path) -> None:
+    quantization = read(tmp_path, PUBLISHED["MiniMax-M2"]).quantization
+    assert quantization is not None
+    name = "model.layers.61"
+    parts = ("self_attn.q_proj", "block_sparse_moe.experts.255.w1", "block_sparse_moe.gate")
+    assert [quantization.covers(f"{name}.{part}") for part in parts] == [True, True, False]
+    assert not quantization.covers("lm_head")
 
 
 def test_every_family_has_a_published_model_here() -> None:

@@ -15,6 +15,7 @@ from worker_svc.core.models.granite_hybrid import granite_hybrid
 from worker_svc.core.models.granite_moe import granite_moe
 from worker_svc.core.models.llama import llama
 from worker_svc.core.models.llama4 import llama4
+from worker_svc.core.models.minimax_m2 import minimax_m2
 from worker_svc.core.models.mistral import ministral3, mistral
 from worker_svc.core.models.mixtral import mixtral
 from worker_svc.core.models.olmo2 import olmo2, olmo3
@@ -49,6 +50,7 @@ FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "Llama4ForCausalLM": llama4,
     "LlamaForCausalLM": llama,
     "Ministral3ForCausalLM": ministral3,
+    "MiniMaxM2ForCausalLM": minimax_m2,
     "MinistralForCausalLM": mistral,
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,

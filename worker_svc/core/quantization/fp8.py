@@ -11,7 +11,7 @@ METHOD = "fp8"
 
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
     """Read the method's fields, as `parse_quantization`."""
-    require(METHOD, "fmt", config.get("fmt", "e4m3"), "e4m3")
+    require(METHOD, "fmt", config.get("fmt", "e4m3"), "e4m3", "float8_e4m3fn")
     require(METHOD, "activation_scheme", config.get("activation_scheme", "dynamic"), "dynamic", "static")
     block = config.get("weight_block_size")
     listed = config.get("modules_to_not_convert") or config.get("ignored_layers")
