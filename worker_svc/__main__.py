@@ -15,7 +15,7 @@ from worker_svc.settings import WorkerSettings
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one rank of a worker until it is told to end; the exit status."""
+    """Runs one rank of a worker until it is told to end; the exit status. The process of one that fails ends here."""
     # Nothing here is compiled by torch; what quack-kernels would have it compile makes it import its compiler, for more
     # than a second.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")

@@ -18,6 +18,7 @@ from worker_svc.core.attention.flash_attention import FlashAttention, find_flash
 from worker_svc.core.attention.torch_backend import TorchAttention
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.device_slots import DeviceSlots
+from worker_svc.core.distributed import Group
 from worker_svc.core.formats.fp8_channel import has_fp8
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.linear.product import Kind, Product
@@ -172,7 +173,7 @@ class TritonCompute:
         attention = TritonAttention(cache, num_heads, model.attentions, limits.max_num_seqs, states)
         if not isinstance(model, CausalLM):
             _log.info("steps are not recorded", extra={"reason": "only models of Penstock's own families are"})
-            self._use_flash(attention)
+            self._use_flash(attention, Group(), cache.keys.device)
             return ModelRunner(model, cache, attention, limits, clock_ns)
         own = model
 
@@ -198,7 +199,7 @@ class TritonCompute:
                 self._is_compiled = True
                 _log.info("kernels compiled", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
             self._triton.dense.use_many_rows(self._many_rows.result() if self._many_rows is not None else None)
-            flash = self._use_flash(attention)
+            flash = self._use_flash(attention, own.group, cache.keys.device)
             if not is_recorded:
                 return StepDecoder(step)
             graphs = DecodeGraphs(step, make_chunks(slots, with_flash=flash is not None and flash.is_recordable))
@@ -209,8 +210,21 @@ class TritonCompute:
 
         return ModelRunner(model, cache, attention, limits, clock_ns, make_decoder=make_decoder, states=states)
 
-    def _use_flash(self, attention: "TritonAttention") -> FlashAttention | None:
-        """Have the package that was found attend, if any was: its first call shows whether it can on this machine."""
+    def _use_flash(self, attention: "TritonAttention", group: Group, device: torch.device) -> FlashAttention | None:
+        """Have the package that was found attend, if any was, on all ranks: who attends decides which graphs there are,
+        and with these what ranks exchange.
+        """
+        flash = self._try_flash(attention)
+        if group.is_same(0 if flash is None else 1 + flash.is_recordable, device):
+            return flash
+        if flash is not None:
+            reason = f"another rank has not what this one has, {flash.name}"
+            _log.warning(_PREFILL_CHOSEN, extra={"attention": "triton", "reason": reason})
+            attention.flash = self._flash = None
+        return None
+
+    def _try_flash(self, attention: "TritonAttention") -> FlashAttention | None:
+        """Have the package attend on this rank: its first call shows whether it can on this machine."""
         flash = self._flash.result() if self._flash is not None else None
         if flash is None or not attention.takes_flash:
             return None

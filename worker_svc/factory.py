@@ -1,5 +1,7 @@
 """Makes the runner of one rank from a checkpoint: device, weights, KV memory."""
 
+import hashlib
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -7,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from contract.domain.errors import unimplemented
+from contract.domain.errors import invalid, unimplemented
 from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import Checkpoint, read_checkpoint
@@ -29,6 +31,12 @@ from worker_svc.runner_options import RunnerOptions
 _log = logging.getLogger(__name__)
 
 _STATES_SHARE = 0.5  # of the memory for sequences, that states may take unless `max_num_seqs` says so
+# Of which all ranks of a worker have the same: steps follow from them, and what is exchanged within these.
+_ALIKE = (
+    *("dtype", "kv_cache_dtype", "quantization", "block_size", "num_blocks", "max_num_seqs", "num_saved_states"),
+    *("max_model_len", "max_num_batched_tokens", "attention", "prefill_attention", "cuda_graphs", "chunk_graphs"),
+    "model_impl",
+)
 _SAVED_SHARE = 0.125  # of what these leave, that saved states may take unless `num_saved_states` says so
 
 
@@ -71,6 +79,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     loader = find_loader(options, checkpoint)
     max_model_len = checkpoint.context_length(options.max_model_len)
     group = connect(options.rank, options.world_size, options.distributed_address, device)
+    _require_alike(options, group, device)
     budget = measure_budget(device, options.gpu_memory_utilization)
     _log.info("device ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     started_ns = clock_ns()
@@ -112,6 +121,18 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     return LoadedRunner(runner, profile, device, group, *described)
 
 
+def _require_alike(options: RunnerOptions, group: Group, device: torch.device) -> None:
+    """Refuse ranks that would not launch the same steps, and exchange the same in them.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT, on all ranks.
+    """
+    told = json.dumps({name: getattr(options, name) for name in _ALIKE})
+    digest = hashlib.sha256(told.encode()).digest()
+    if not group.is_same(int(group.broadcast(digest, device) != digest), device):
+        raise invalid(f"the ranks of a worker differ in an option ({', '.join(_ALIKE)}); this one has {told}")
+
+
 def _grammar_tokens(options: RunnerOptions, checkpoint: Checkpoint, vocab_size: int) -> GrammarTokens:
     """The tokens that grammars are made of; they are made meanwhile, so that the first grammar need not wait."""
     directory = find_checkpoint(options.tokenizer, options.revision) if options.tokenizer else checkpoint.directory
@@ -129,9 +150,10 @@ def _step_sizes(
     """
     shape, state = loaded.shape, loaded.state
     kv_bytes = group.minimum(options.kv_cache_memory_bytes or max(0, usable_bytes), device)
+    flops_per_s = _flops_per_s(device, shape.dtype)
     wanted = (
         loaded.model.num_layer_weights,
-        _flops_per_s(device, shape.dtype),
+        None if flops_per_s is None else float(group.minimum(int(flops_per_s), device)),
         kv_bytes if options.num_blocks is None else None,
         shape.token_bytes,
     )

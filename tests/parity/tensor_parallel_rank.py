@@ -35,7 +35,7 @@ class Ranks:
             asked.put((options, sequences))
 
     def answers(self) -> dict[int, list[Any]]:
-        """By rank: the limits, the outputs, and whether there were CUDA graphs."""
+        """By rank: the limits, the outputs, and how many CUDA graphs there were: of decode steps, and with chunks."""
         return {rank: rest for rank, *rest in (self._answer() for _ in self._processes)}
 
     def _answer(self) -> Any:
@@ -73,12 +73,19 @@ def run_rank(rank: int, asked: Any, answers: Any) -> None:
         answers.put((rank, *_run(rank, *work)))
 
 
-def _run(rank: int, options: dict[str, Any], sequences: list[Drive]) -> tuple[Limits, list[Any], bool]:
+def _run(rank: int, options: dict[str, Any], sequences: list[Drive]) -> tuple[Limits, list[Any], tuple[int, int]]:
     # Rank 1 may have less memory: the worker must keep to what it has.
     kv_bytes = options.pop("kv_bytes", (None, None))[rank]
     loaded = load_runner(RunnerOptions(rank=rank, kv_cache_memory_bytes=kv_bytes, **options), time.monotonic_ns)
     drive(loaded.runner, sequences, chunk=40, stagger=1)
     outputs = [(sequence.output, sequence.logprobs, prompt_values(sequence)) for sequence in sequences]
-    limits, has_graphs = loaded.runner.limits, loaded.profile.graph_bytes > 0
+    limits, num_graphs = loaded.runner.limits, _count_graphs(loaded.runner)
     loaded.close()
-    return limits, outputs, has_graphs
+    return limits, outputs, num_graphs
+
+
+def _count_graphs(runner: Any) -> tuple[int, int]:
+    """CUDA graphs of decode steps, and of steps with chunks."""
+    decoder = runner._decoder
+    chunks = getattr(decoder, "_chunks", None)
+    return len(getattr(decoder, "_graphs", ())), len(chunks._graphs) if chunks is not None else 0

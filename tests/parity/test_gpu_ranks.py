@@ -48,8 +48,8 @@ def test_tokens_of_two_ranks_are_near_the_likeliest(
     ranks.ask(options, drives)
     found = ranks.answers()
     assert found[0] == found[1]
-    _, outputs, has_graphs = found[0]
-    assert has_graphs == cuda_graphs
+    _, outputs, num_graphs = found[0]
+    assert all((count > 0) == cuda_graphs for count in num_graphs)
     for each, (output, *_) in zip(drives, outputs, strict=True):
         each.output.extend(output)
     assert_near_the_likeliest(model, drives, max_gap=QWEN3_NEXT_GAP if variant.name == "qwen3_next" else MAX_GAP)

@@ -30,7 +30,7 @@ class CausalLM:
 
     def __init__(self, spec: DecoderSpec, placement: Placement, max_model_len: int) -> None:
         self.spec = spec
-        self._num_ranks = placement.group.world_size
+        self.group = placement.group
         rotaries = {
             rope: RotaryEmbedding(rope, spec.attentions[0].head_dim, max_model_len, placement.device)
             for rope in dict.fromkeys(attention.rope for attention in spec.attentions)
@@ -60,7 +60,7 @@ class CausalLM:
     @property
     def num_layer_weights(self) -> int:
         """Implement `LanguageModel.num_layer_weights`."""
-        return self.spec.num_layer_weights // self._num_ranks
+        return self.spec.num_layer_weights // self.group.world_size
 
     def outline(self) -> Self:
         """The same weights, of the last layer and the first of each kind: what they launch is all that any does."""

@@ -38,6 +38,10 @@ class Group:
         dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=self.process_group)
         return int(smallest.item())
 
+    def is_same(self, value: int, device: torch.device) -> bool:
+        """Return whether all ranks have this value."""
+        return self.minimum(value, device) == -self.minimum(-value, device)
+
     def broadcast(self, payload: bytes, device: torch.device) -> bytes:
         """Get what rank 0 gave, once all have come here; all ranks give equally many bytes."""
         if self.process_group is None:

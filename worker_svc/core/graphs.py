@@ -54,7 +54,7 @@ class DecodeGraphs(StepDecoder):
     @torch.inference_mode()
     def compile(self, num_threads: int) -> None:
         """Make all kernels of Triton's ready that `capture` records, so many at a time. They are not launched: what the
-        libraries' products between them read and write is nobody's.
+        libraries' products between them read and write is nobody's, and so is what ranks exchange, which they all do.
         """
         step = self._step.outline()
 

@@ -17,6 +17,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc import compute
 from worker_svc.compute import Compute, TritonCompute, choose_compute
 from worker_svc.core.attention.flash_attention import FlashAttention
+from worker_svc.core.distributed import Group
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.kv_scales import KVScales
 
@@ -209,10 +210,10 @@ def test_no_graph_is_recorded_for_a_package_whose_first_call_failed(monkeypatch:
     attention: Any = SimpleNamespace(takes_flash=True, use_flash=fail)
     unasked, asked = (chosen(monkeypatch, prefill, HOPPER, 128) for prefill in ("auto", "flash_attn"))
     assert isinstance(unasked, TritonCompute)
-    assert unasked._use_flash(attention) is None
+    assert unasked._use_flash(attention, Group(), torch.device("cpu")) is None
     assert isinstance(asked, TritonCompute)
     with pytest.raises(PenstockError, match="is flash_attn, but the first call"):
-        asked._use_flash(attention)
+        asked._use_flash(attention, Group(), torch.device("cpu"))
 
 
 @in_the_interpreter

@@ -71,7 +71,8 @@ def release(DEPENDENT: tl.constexpr):
 
     Some sums by `linear/row_stream.py` let it start before their own `wait`, and `finish_heads` always does: what is
     launched after them reads nothing of this step before it waits, but weights, norms, scales and what the step began
-    with. Two such sums, or one and `experts/float_rows.py`'s second product, must not follow each other.
+    with. Two such sums must not follow each other, nor one and the second product of `experts/float_rows.py` or
+    `experts/word_rows.py`, which read what was chosen before they wait.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()

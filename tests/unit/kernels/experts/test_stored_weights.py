@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+import triton.language as tl
 from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, randn
 from torch import Tensor
@@ -133,6 +134,24 @@ def test_products_are_those_of_what_weights_stand_for(form: str, rows: int, size
 
 
 @pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "int4", "int4_16", "int4_128"])
+@pytest.mark.parametrize("unrolled", [1, 8])
+def test_sums_of_a_few_rows_go_over_all_steps(form: str, unrolled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more inputs than are read at a time, and of which the last block is not full."""
+    for module in (WORD_ROWS, FLOAT_ROWS):
+        monkeypatch.setattr(f"{module}._UNROLLED", tl.constexpr(unrolled))
+    up, down = weights(form, 16, 2208, 1), weights(form, 18, 1184, 3)
+    ids = torch.tensor([[3, 0, 4]])
+    to = Routed(ids.to(DEVICE, torch.int32), randn(1, 3, seed=9, dtype=torch.float32).abs())
+    x, between, residual = randn(1, 2208, seed=1), randn(3, 1184, seed=2), randn(1, 18, seed=3)
+    product = torch.einsum("k,pnk->pn", x[0].double(), floats(up)[ids[0]])
+    assert_near(gate_rows(x, weights_of(up), None, to, activation="silu"), gated(*product.chunk(2, 1), "silu"))
+    given = torch.einsum("pk,pnk,p->n", between.double(), floats(down)[ids[0]], to.weights[0].double())
+    expected = residual.double() + given
+    add_rows(between, weights_of(down), None, to, residual)
+    assert_near(residual, expected)
+
+
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "int4", "int4_16", "int4_128"])
 def test_weights_are_those_of_what_rows_are_given_or_of_what_they_give(form: str) -> None:
     up, down, x = weights(form, 128, 96, 1), weights(form, 96, 64, 3), randn(2, 96, seed=1)
     to = Routed(
@@ -226,14 +245,18 @@ def test_widening_of_the_largest_experts_has_no_more_programs_along_an_axis_than
 
 def test_few_pairs_have_rows_and_many_have_floats() -> None:
     fours, eights = weights_of(four_bits(4, 64, 1)), weights_of(eight_bits(4, 64, 1, None))
-    assert takes_rows(fours, 4)
+    assert takes_rows(fours, 8)
     assert takes_rows(eights, 8)
-    assert not takes_rows(fours, 1000)
+    assert not takes_rows(fours, 9)
     assert not takes_floats(fours, 10_000)
     assert takes_floats(fours, 20_000)
     whole = weights_of(integers(4, 64, 1, 32))
     assert takes_rows(whole, 8)
-    assert not takes_rows(whole, 1000)
+    assert not takes_rows(whole, 9)
+    many = of_qwen(16, 128, 32, experts=128)
+    assert takes_rows(many, 32)
+    assert not takes_rows(many, 33)
+    assert not takes_rows(of_qwen(16, 128, 32, experts=127), 32)
     assert not takes_floats(whole, 2_000)
     assert takes_floats(whole, 10_000)
     dense = ExpertWeights(FLOATS, randn(EXPERTS, 4, 64), 64)
@@ -260,11 +283,11 @@ def in_blocks() -> ExpertWeights:
     return ExpertWeights(FP8_FORM, numbers, 2048, scales=scales, group=128)
 
 
-def of_qwen(outputs: int, inputs: int, group: int) -> ExpertWeights:
-    """As Qwen3-30B-A3B's in 4 bits, with fewer experts; group: as `ExpertWeights` has it."""
-    numbers = torch.zeros(8, outputs // TOGETHER, inputs // BLOCK, TOGETHER, WORDS, dtype=torch.int32)
+def of_qwen(outputs: int, inputs: int, group: int, experts: int = 8) -> ExpertWeights:
+    """As Qwen3-30B-A3B's in 4 bits, by default with fewer experts; group: as `ExpertWeights` has it."""
+    numbers = torch.zeros(experts, outputs // TOGETHER, inputs // BLOCK, TOGETHER, WORDS, dtype=torch.int32)
     steps, each = (inputs // max(group, BLOCK), max(1, BLOCK // group)) if group else (1, 1)
-    scales = torch.zeros(8, steps, outputs, each, dtype=torch.int32)
+    scales = torch.zeros(experts, steps, outputs, each, dtype=torch.int32)
     return ExpertWeights(INT4, numbers, inputs, scales=scales, group=group)
 
 

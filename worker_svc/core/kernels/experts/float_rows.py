@@ -15,6 +15,7 @@ from worker_svc.core.kernels.launch import has_dependent_launch, options, releas
 from worker_svc.core.kernels.linear.one_row import VECTOR, products
 
 _VECTOR = tl.constexpr(VECTOR)
+_UNROLLED = tl.constexpr(8)  # steps of a pair
 
 
 @triton.jit
@@ -108,6 +109,8 @@ def _add_float_rows(
     is_output = outputs < N
     inputs = tl.arange(0, BLOCK_K)
     EVEN: tl.constexpr = K % BLOCK_K == 0
+    # More at once take registers, and compilers long.
+    UNROLLED: tl.constexpr = min(K, _UNROLLED * BLOCK_K)
     acc = tl.zeros((BLOCK_N, BLOCK_K // _VECTOR), tl.float32)
     biases = tl.zeros((BLOCK_N,), tl.float32)
     before = biases
@@ -124,7 +127,7 @@ def _add_float_rows(
             weight = tl.load(weights_ptr + pair)
         if BIAS:
             biases += weight * tl.load(bias_ptr + rows, mask=is_output, other=0.0).to(tl.float32)
-        for k in tl.static_range(0, K, BLOCK_K):
+        for k in tl.static_range(0, UNROLLED, BLOCK_K):
             is_input = inputs + k < K
             numbers = read(
                 weight_ptr + rows[:, None] * K + k + inputs[None, :], is_output[:, None], is_input[None, :], EVEN
@@ -133,6 +136,16 @@ def _add_float_rows(
                 wait(DEPENDENT)
                 release(DEPENDENT)
                 before = tl.load(residuals, mask=is_output, other=0.0).to(tl.float32)
+            x = tl.load(x_ptr + pair * K + k + inputs, mask=is_input, other=0.0).to(tl.float32)
+            sums = products(numbers, x, BLOCK_N, BLOCK_K, True)
+            if SCALED:
+                sums = _scaled(sums, scales_ptr, rows, is_output, k, K, GROUP)
+            acc += weight * sums
+        for k in range(UNROLLED, K, BLOCK_K):
+            is_input = inputs + k < K
+            numbers = read(
+                weight_ptr + rows[:, None] * K + k + inputs[None, :], is_output[:, None], is_input[None, :], EVEN
+            )
             x = tl.load(x_ptr + pair * K + k + inputs, mask=is_input, other=0.0).to(tl.float32)
             sums = products(numbers, x, BLOCK_N, BLOCK_K, True)
             if SCALED:

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from worker_svc.core.kernels.experts.float_rows import add_float_rows, gate_float_rows
 from worker_svc.core.kernels.experts.routing import Routed
-from worker_svc.core.kernels.experts.tuning import ADD_ROWS, GATE_ROWS, MOST_ROW_PAIRS
+from worker_svc.core.kernels.experts.tuning import (
+    ADD_ROWS,
+    FEW_ROW_PAIRS,
+    FEWEST_EXPERTS_OF_A_PAIR,
+    GATE_ROWS,
+    MOST_ROW_PAIRS,
+)
 from worker_svc.core.kernels.experts.weights import FP4, INT4, ExpertWeights
 from worker_svc.core.kernels.experts.word_rows import add_word_rows, gate_word_rows
 
@@ -15,8 +21,11 @@ _IN_WORDS = (FP4, INT4)
 
 
 def takes_rows(weight: ExpertWeights, num_pairs: int) -> bool:
-    """Return whether products of so many pairs are computed here."""
-    return num_pairs <= MOST_ROW_PAIRS[weight.form]
+    """Return whether products of so many pairs are computed here; not of many that are of a few experts, whose weights
+    would be read several times.
+    """
+    is_few = num_pairs <= FEW_ROW_PAIRS or num_pairs * FEWEST_EXPERTS_OF_A_PAIR <= weight.count
+    return is_few and num_pairs <= MOST_ROW_PAIRS[weight.form]
 
 
 def gate_rows(

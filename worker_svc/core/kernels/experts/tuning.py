@@ -63,6 +63,7 @@ FEWEST_STREAMED_PAIRS = 256  # of an expert, in the mean, from which on `tile_st
 # Pairs up to which rows are multiplied without tensor cores, and pairs of an expert, in the mean, from which on weights
 # are widened first; of FP4 it paid neither with 512 nor with 1,024, where both were close, and more were not measured.
 MOST_ROW_PAIRS = {FLOATS: 16, FP8: 32, FP4: 8, INT4: 32}
+FEW_ROW_PAIRS, FEWEST_EXPERTS_OF_A_PAIR = 8, 4  # more pairs than the first only where there are so many experts to each
 FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 2048, INT4: 512}
 GATE_ROWS = {
     FLOATS: RowsTile(1, 2048, 4),

@@ -25,6 +25,7 @@ from worker_svc.core.kernels.words import BLOCK, WORDS, lower, upper
 
 _FP4, _INT4 = tl.constexpr(FP4), tl.constexpr(INT4)
 _BLOCK, _WORDS = tl.constexpr(BLOCK), tl.constexpr(WORDS)
+_UNROLLED = tl.constexpr(8)  # steps: more take registers, and compilers long
 
 
 @triton.jit
@@ -69,7 +70,8 @@ def _inputs(x_ptr, starts, blocks, is_block, K: tl.constexpr):
     """Inputs of blocks, as each word has them: eight of f32[S, 16], by sixteen, half of it and place in a pair."""
     places = blocks[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
     x = tl.load(x_ptr + starts[:, None] + places, mask=is_block[:, None] & (places < K), other=0.0)
-    # v, e, h, t, s -> t, v, s, h, e
+    # Of an input v and t are its word, h and e its pair in it, and s its place in that:
+    # v, e, h, t, s -> t, v, s, h, e.
     x = tl.permute(tl.reshape(x, (blocks.shape[0], 4, 2, 2, 4, 2)), (0, 4, 1, 5, 3, 2))
     x = tl.reshape(x, (blocks.shape[0], _WORDS, 2, 2, 2)).to(tl.float32)
     even, odd = tl.split(x)
@@ -112,6 +114,72 @@ def _of_words(x, words, first, second, scales, FORM: tl.constexpr, GROUP: tl.con
 
 
 @triton.jit
+def _add_gates(
+    gate,
+    up,
+    x_ptr,  # of the row
+    numbers_ptr,
+    exponents_ptr,
+    scales_ptr,
+    outputs,
+    expert,
+    is_output,
+    step,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """The sums of gates and of ups, and those of a step's blocks."""
+    blocks = step * BLOCKS + tl.arange(0, BLOCKS)
+    is_block = blocks < COUNT
+    experts = expert + tl.zeros_like(blocks)
+    words, first, second, scales = _read(
+        *(numbers_ptr, exponents_ptr, scales_ptr, outputs, experts, blocks, is_output, is_block),
+        *(2 * N, K, FORM, GROUP),
+    )
+    up_words, up_first, up_second, up_scales = _read(
+        *(numbers_ptr, exponents_ptr, scales_ptr, outputs + N, experts, blocks, is_output, is_block),
+        *(2 * N, K, FORM, GROUP),
+    )
+    x = _inputs(x_ptr, tl.zeros_like(experts), blocks, is_block, K)
+    gate += _of_words(x, words, first, second, scales, FORM, GROUP)
+    up += _of_words(x, up_words, up_first, up_second, up_scales, FORM, GROUP)
+    return gate, up
+
+
+@triton.jit
+def _blocks_of_row(
+    row,
+    step,
+    ids_ptr,
+    weights_ptr,
+    TOP_K: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+):
+    """A step's blocks of all pairs of a row: pairs, numbers of blocks, which are there, experts and weights."""
+    places = step * BLOCKS + tl.arange(0, BLOCKS)
+    is_block = places < TOP_K * COUNT
+    pairs = row * TOP_K + places // COUNT
+    experts = tl.load(ids_ptr + pairs, mask=is_block, other=0).to(tl.int64)
+    weights = tl.full((BLOCKS,), 1.0, tl.float32)
+    if WEIGHS:
+        weights = tl.load(weights_ptr + pairs, mask=is_block, other=0.0)
+    return pairs, places % COUNT, is_block, experts, weights
+
+
+@triton.jit
+def _of_rows(weights, BLOCK_N: tl.constexpr):
+    """f32[S] -> [N * S, 1]."""
+    S: tl.constexpr = weights.shape[0]
+    return tl.reshape(tl.broadcast_to(weights[None, :], (BLOCK_N, S)), (BLOCK_N * S, 1))
+
+
+@triton.jit
 def _gate_word_rows(
     x_ptr,  # [rows, K]
     numbers_ptr,  # see `ExpertWeights`, as the next: of [experts, 2 N, K], gates then ups
@@ -143,21 +211,18 @@ def _gate_word_rows(
     wait(DEPENDENT)
     release(DEPENDENT)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
-    for first_block in tl.static_range(0, COUNT, BLOCKS):
-        blocks = first_block + tl.arange(0, BLOCKS)
-        is_block = blocks < COUNT
-        experts = expert + tl.zeros_like(blocks)
-        words, first, second, scales = _read(
-            numbers_ptr, exponents_ptr, scales_ptr, outputs, experts, blocks, is_output, is_block,
-            2 * N, K, FORM, GROUP,
-        )  # fmt: skip
-        up_words, up_first, up_second, up_scales = _read(
-            numbers_ptr, exponents_ptr, scales_ptr, outputs + N, experts, blocks, is_output, is_block,
-            2 * N, K, FORM, GROUP,
-        )  # fmt: skip
-        x = _inputs(x_ptr, pair // TOP_K * K + tl.zeros_like(blocks), blocks, is_block, K)
-        gate += _of_words(x, words, first, second, scales, FORM, GROUP)
-        up += _of_words(x, up_words, up_first, up_second, up_scales, FORM, GROUP)
+    x = x_ptr + pair // TOP_K * K
+    STEPS: tl.constexpr = (COUNT + BLOCKS - 1) // BLOCKS
+    for step in tl.static_range(min(STEPS, _UNROLLED)):
+        gate, up = _add_gates(
+            *(gate, up, x, numbers_ptr, exponents_ptr, scales_ptr, outputs, expert, is_output, step),
+            *(N, K, COUNT, BLOCKS, FORM, GROUP),
+        )
+    for step in range(_UNROLLED, STEPS):
+        gate, up = _add_gates(
+            *(gate, up, x, numbers_ptr, exponents_ptr, scales_ptr, outputs, expert, is_output, step),
+            *(N, K, COUNT, BLOCKS, FORM, GROUP),
+        )
     gates = tl.sum(tl.reshape(gate, (BLOCK_N, BLOCKS * _WORDS)), 1)
     ups = tl.sum(tl.reshape(up, (BLOCK_N, BLOCKS * _WORDS)), 1)
     rows = expert * 2 * N + outputs
@@ -196,15 +261,11 @@ def _add_word_rows(
     biases = before
     residuals = residual_ptr + row * N + outputs
     # The kernel before, which makes x, has waited for those that chose: what they wrote is read before it has ended.
-    for step in tl.static_range(0, TOP_K * COUNT, BLOCKS):
-        places = step + tl.arange(0, BLOCKS)
-        is_block = places < TOP_K * COUNT
-        pairs = row * TOP_K + places // COUNT
-        blocks = places % COUNT
-        experts = tl.load(ids_ptr + pairs, mask=is_block, other=0).to(tl.int64)
-        weights = tl.full((BLOCKS,), 1.0, tl.float32)
-        if WEIGHS:
-            weights = tl.load(weights_ptr + pairs, mask=is_block, other=0.0)
+    STEPS: tl.constexpr = (TOP_K * COUNT + BLOCKS - 1) // BLOCKS
+    for step in tl.static_range(min(STEPS, _UNROLLED)):
+        pairs, blocks, is_block, experts, weights = _blocks_of_row(
+            row, step, ids_ptr, weights_ptr, TOP_K, COUNT, BLOCKS, WEIGHS
+        )
         words, first, second, scales = _read(
             numbers_ptr, exponents_ptr, scales_ptr, outputs, experts, blocks, is_output, is_block, N, K, FORM, GROUP
         )
@@ -212,9 +273,17 @@ def _add_word_rows(
             wait(DEPENDENT)
             release(DEPENDENT)
             before = tl.load(residuals, mask=is_output, other=0.0).to(tl.float32)
-        of_rows = tl.reshape(tl.broadcast_to(weights[None, :], (BLOCK_N, BLOCKS)), (BLOCK_N * BLOCKS, 1))
         x = _inputs(x_ptr, pairs * K, blocks, is_block, K)
-        acc += _of_words(x, words, first, second, scales * of_rows, FORM, GROUP)
+        acc += _of_words(x, words, first, second, scales * _of_rows(weights, BLOCK_N), FORM, GROUP)
+    for step in range(_UNROLLED, STEPS):
+        pairs, blocks, is_block, experts, weights = _blocks_of_row(
+            row, step, ids_ptr, weights_ptr, TOP_K, COUNT, BLOCKS, WEIGHS
+        )
+        words, first, second, scales = _read(
+            numbers_ptr, exponents_ptr, scales_ptr, outputs, experts, blocks, is_output, is_block, N, K, FORM, GROUP
+        )
+        x = _inputs(x_ptr, pairs * K, blocks, is_block, K)
+        acc += _of_words(x, words, first, second, scales * _of_rows(weights, BLOCK_N), FORM, GROUP)
     if BIAS:
         for place in tl.static_range(TOP_K):
             pair = row * TOP_K + place
