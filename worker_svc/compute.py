@@ -218,7 +218,7 @@ class TritonCompute:
         if group.is_same(0 if flash is None else 1 + flash.is_recordable, device):
             return flash
         if flash is not None:
-            reason = f"another rank has not what this one has, {flash.name}"
+            reason = f"another rank lacks {flash.name}, or cannot record it"
             _log.warning(_PREFILL_CHOSEN, extra={"attention": "triton", "reason": reason})
             attention.flash = self._flash = None
         return None

@@ -1,7 +1,6 @@
 """Makes the runner of one rank from a checkpoint: device, weights, KV memory."""
 
 import hashlib
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -31,13 +30,14 @@ from worker_svc.runner_options import RunnerOptions
 _log = logging.getLogger(__name__)
 
 _STATES_SHARE = 0.5  # of the memory for sequences, that states may take unless `max_num_seqs` says so
-# Of which all ranks of a worker have the same: steps follow from them, and what is exchanged within these.
+_SAVED_SHARE = 0.125  # of what these leave, that saved states may take unless `num_saved_states` says so
+# Options of which all ranks of a worker have the same: steps follow from them, and what is exchanged within these.
 _ALIKE = (
     *("dtype", "kv_cache_dtype", "quantization", "block_size", "num_blocks", "max_num_seqs", "num_saved_states"),
     *("max_model_len", "max_num_batched_tokens", "attention", "prefill_attention", "cuda_graphs", "chunk_graphs"),
     "model_impl",
 )
-_SAVED_SHARE = 0.125  # of what these leave, that saved states may take unless `num_saved_states` says so
+_DIGEST_BYTES = 7  # of an option, which ranks compare as an integer of 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,17 @@ def _require_alike(options: RunnerOptions, group: Group, device: torch.device) -
     """Refuse ranks that would not launch the same steps, and exchange the same in them.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT, on all ranks.
+        PenstockError: INVALID_ARGUMENT naming the options, on all ranks.
     """
-    told = json.dumps({name: getattr(options, name) for name in _ALIKE})
-    digest = hashlib.sha256(told.encode()).digest()
-    if not group.is_same(int(group.broadcast(digest, device) != digest), device):
-        raise invalid(f"the ranks of a worker differ in an option ({', '.join(_ALIKE)}); this one has {told}")
+    here = {name: repr(getattr(options, name)) for name in _ALIKE}
+    others = {name: value for name, value in here.items() if not group.is_same(_number_of(value), device)}
+    if others:
+        told = ", ".join(f"{name} is {value} here" for name, value in others.items())
+        raise invalid(f"the ranks of a worker must have the same options: {told}", next(iter(others)))
+
+
+def _number_of(value: str) -> int:
+    return int.from_bytes(hashlib.sha256(value.encode()).digest()[:_DIGEST_BYTES])
 
 
 def _grammar_tokens(options: RunnerOptions, checkpoint: Checkpoint, vocab_size: int) -> GrammarTokens:

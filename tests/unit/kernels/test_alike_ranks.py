@@ -46,9 +46,6 @@ class InThread(Group):
     def minimum(self, value: int, device: torch.device) -> int:
         return min(self._all(value))
 
-    def broadcast(self, payload: bytes, device: torch.device) -> bytes:
-        return self._all(payload)[0]
-
 
 def on_both(do: Callable[[Group], Any]) -> list[Any]:
     """What each rank gives, or raises."""
@@ -59,16 +56,17 @@ def on_both(do: Callable[[Group], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("field", factory._ALIKE)
-def test_ranks_whose_options_differ_are_refused_on_all(field: str) -> None:
+def test_ranks_whose_options_differ_are_refused_on_all_with_what_differs(field: str) -> None:
     values = ("one", "other")  # of whatever type it is
 
     def do(group: Group) -> None:
         options = RunnerOptions("model", rank=group.rank, **{field: values[group.rank]})  # type: ignore[arg-type]
         factory._require_alike(options, group, CPU)
 
-    for error in on_both(do):
+    for error, value in zip(on_both(do), values, strict=True):
         assert isinstance(error, PenstockError)
-        assert field in error.message
+        assert error.param == field
+        assert error.message.endswith(f": {field} is {value!r} here")
 
 
 def test_ranks_may_have_their_own_folders_and_memory() -> None:

@@ -54,6 +54,7 @@ def test_a_published_configuration_is_read(name: str, tmp_path: Path) -> None:
         ("EXAONE-4.0-32B", "reorder_qk_norm", False),
         ("granite-4.0-micro", "normalization_function", "layernorm"),
         ("MiniMax-M2", "attn_type_list", [0, 1]),
+        ("MiniMax-M2", "hidden_act", "gelu"),
         ("MiniMax-M2", "qk_norm_type", "per_head"),
         ("MiniMax-M2", "scoring_func", "softmax"),
         ("MiniMax-M2", "shared_intermediate_size", 1536),

@@ -4,32 +4,22 @@ normalised over all heads, and half of a head is rotated.
 
 from contract.domain.errors import unimplemented
 from worker_svc.core.models.config_fields import ConfigFields
-from worker_svc.core.models.parts import attention, decoder, experts, head_norms, pre_norm
-from worker_svc.core.models.spec import DecoderSpec, GatedMLPSpec, StoredRows, SublayerSpec
+from worker_svc.core.models.parts import attention, block_sparse_experts, decoder, head_norms, pre_norm
+from worker_svc.core.models.spec import DecoderSpec, SublayerSpec
 
 
 def minimax_m2(fields: ConfigFields) -> DecoderSpec:
     """All layers alike. Modules that predict further tokens are left out."""
     _refuse_others(fields)
     num_layers, num_ahead = fields.count("num_hidden_layers"), fields.get("num_mtp_modules") or 0
-    count, size = fields.count("num_local_experts"), fields.count("intermediate_size")
     factor = fields.count("rotary_dim", fields.head_dim) / fields.head_dim
     rope = fields.rope(theta=5e6, partial_rotary_factor=factor)
 
     def layer(number: int) -> tuple[SublayerSpec, ...]:
-        name = f"model.layers.{number}.block_sparse_moe"
-        gate, up, down = (StoredRows(f"{name}.experts.{{expert}}.{each}") for each in ("w1", "w3", "w2"))
-        router = {
-            "name": f"{name}.gate",
-            "score": "sigmoid",
-            "renormalizes": True,
-            "correction": f"{name}.e_score_correction_bias",
-        }
-        each = GatedMLPSpec(size, gate, up, down)
         attend = attention(fields, number, rope=rope, norms_all_heads=True, **head_norms(fields, number))
-        return pre_norm(
-            fields, number, attend, experts(fields, number, count=count, size=size, router=router, each=each)
-        )
+        correction = f"model.layers.{number}.block_sparse_moe.e_score_correction_bias"
+        router = {"score": "sigmoid", "renormalizes": True, "correction": correction}
+        return pre_norm(fields, number, attend, block_sparse_experts(fields, number, **router))
 
     ahead = tuple(f"model.layers.{num_layers + each}." for each in range(num_ahead))
     return decoder(fields, layer, unused_prefixes=ahead)
@@ -37,7 +27,6 @@ def minimax_m2(fields: ConfigFields) -> DecoderSpec:
 
 def _refuse_others(fields: ConfigFields) -> None:
     """What is not as in the models that were published, in which all layers attend to the whole context."""
-    fields.must_be("hidden_act", "activation function", "silu")
     fields.must_be("scoring_func", "scores of experts", "sigmoid")
     fields.must_be("use_routing_bias", "routers without a correction", True)
     fields.must_be("use_qk_norm", "queries and keys that are not normalised", True)

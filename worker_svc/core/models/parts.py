@@ -111,6 +111,20 @@ def experts(
     return replace(ExpertsSpec(count, replace(RouterSpec(f"{name}.gate", top_k), **router), each), **changes)
 
 
+def block_sparse_experts(fields: ConfigFields, layer: int, **router: Any) -> ExpertsSpec:
+    """Of a layer, called and sized as Mixtral's; router: how it differs, as in `experts`."""
+    name, size = f"model.layers.{layer}.block_sparse_moe", fields.count("intermediate_size")
+    gate, up, down = (StoredRows(f"{name}.experts.{{expert}}.{each}") for each in ("w1", "w3", "w2"))
+    return experts(
+        fields,
+        layer,
+        count=fields.count("num_local_experts"),
+        size=size,
+        router={"name": f"{name}.gate", **router},
+        each=GatedMLPSpec(size, gate, up, down),
+    )
+
+
 def expert_groups(fields: ConfigFields, num_experts: int) -> dict[str, int]:
     """Changes of a router that looks for experts in the best groups alone, as DeepSeek's."""
     num_groups, num_chosen = fields.count("n_group", 1), fields.count("topk_group", 1)

@@ -59,6 +59,23 @@ def _rotated(words, LEFT: tl.constexpr):
 
 
 @triton.jit
+def _pairs(words):
+    """The four pairs of numbers of each word, with their bits where two bf16 have theirs: four of i32[rows, 16]."""
+    # The rotations of `formats.stacked.fp4`.
+    last = (_rotated(words, 26) & _SIGNS_AND_TOPS) | ((words << 2) & _LOWS)
+    return words & _ALL, (words << 6) & _ALL, _rotated(words, 28) & _ALL, last
+
+
+@triton.jit
+def _powers(exponents):
+    """What the numbers of each word are multiplied with, two bf16 in i32[rows, 16]; words are of a block's groups in
+    turn.
+    """
+    shifts = tl.arange(0, _WORDS) % 4 * 8
+    return ((exponents >> shifts[None, :]) & 0xFF) * _TWICE + 126 * _TWICE
+
+
+@triton.jit
 def _floats(pairs, powers, dtype: tl.constexpr):
     """Pairs of numbers with their bits where a bf16 has its, i32[rows, 16], times powers bf16[rows, 16, 2]."""
     # They are too small by 2^126, subnormal ones, too; powers are too large by that.
@@ -76,33 +93,28 @@ def decode_fp4(words, exponents, dtype: tl.constexpr):
     """words i32[rows, 16], exponents i32[rows, 1], both of a block of inputs -> the floats that they stand for, but for
     the scale of their output, [rows, 16, 2, 2, 2]: by word, half of it, and place of the pair.
     """
-    # The rotations of `formats.stacked.fp4`; words are of the block's groups in turn.
-    shifts = tl.arange(0, _WORDS) % 4 * 8
-    powers = halves(((exponents >> shifts[None, :]) & 0xFF) * _TWICE + 126 * _TWICE, tl.bfloat16)
-    last = (_rotated(words, 26) & _SIGNS_AND_TOPS) | ((words << 2) & _LOWS)
-    even = tl.join(_floats(words & _ALL, powers, dtype), _floats((words << 6) & _ALL, powers, dtype))
-    odd = tl.join(_floats(_rotated(words, 28) & _ALL, powers, dtype), _floats(last, powers, dtype))
+    powers, pairs = halves(_powers(exponents), tl.bfloat16), _pairs(words)
+    even = tl.join(_floats(pairs[0], powers, dtype), _floats(pairs[1], powers, dtype))
+    odd = tl.join(_floats(pairs[2], powers, dtype), _floats(pairs[3], powers, dtype))
     return tl.join(even, odd)
 
 
 @triton.jit
 def fp4_pairs(words, exponents):
     """As `decode_fp4`, as two bf16 in each of four i32[rows, 16], exactly: by half of a word and place of the pair."""
-    shifts = tl.arange(0, _WORDS) % 4 * 8
-    powers = ((exponents >> shifts[None, :]) & 0xFF) * _TWICE + 126 * _TWICE
-    last = (_rotated(words, 26) & _SIGNS_AND_TOPS) | ((words << 2) & _LOWS)
+    powers, pairs = _powers(exponents), _pairs(words)
     zero = tl.full(words.shape, -0x7FFF8000, tl.int32)  # negative, so that zeros keep their sign
     return (
-        multiply_add_words(words & _ALL, powers, zero),
-        multiply_add_words((words << 6) & _ALL, powers, zero),
-        multiply_add_words(_rotated(words, 28) & _ALL, powers, zero),
-        multiply_add_words(last, powers, zero),
+        multiply_add_words(pairs[0], powers, zero),
+        multiply_add_words(pairs[1], powers, zero),
+        multiply_add_words(pairs[2], powers, zero),
+        multiply_add_words(pairs[3], powers, zero),
     )
 
 
 @triton.jit
 def decode_fp4_exactly(words, exponents, dtype: tl.constexpr):
-    """As `decode_fp4`, in fp32, not rounded; dtype: of what they are multiplied with, or rounded to."""
+    """As `decode_fp4`, in fp32, not rounded; dtype: to which they are rounded then."""
     # Half floats of 16 bits have no powers as small as these may be.
     return decode_fp4(words, exponents, tl.bfloat16 if dtype == tl.bfloat16 else tl.float32).to(tl.float32)
 
