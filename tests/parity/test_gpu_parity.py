@@ -60,7 +60,8 @@ VARIANTS = (
         "qwen2_moe", "qwen2_moe", {**OF_EXPERTS, **ALL, **SHARED, "num_attention_heads": 1, "num_key_value_heads": 1}
     ),
     Variant("glm4_moe", "glm4_moe", {**GLM4_MOE, **ALL, **ONE_GROUP, "head_dim": 128}),
-    Variant("minimax_m2", "minimax_m2", {**MINIMAX_M2, **ALL, "head_dim": 64, "rotary_dim": 32}),
+    # Heads are rotated whole: transformers 5.17 does so whatever `rotary_dim` is.
+    Variant("minimax_m2", "minimax_m2", {**MINIMAX_M2, **ALL, "head_dim": 64, "rotary_dim": 64}),
     Variant("deepseek_v2", "deepseek_v2", {**LATENT, **ALL, **ONE_GROUP, **PUBLISHED_LATENT, "q_lora_rank": None}),
     Variant("deepseek_v3", "deepseek_v3", {**LATENT, **ALL, **ONE_GROUP, "attention_bias": True}),
     Variant("gpt_oss", "gpt_oss", {**GPT_OSS, **ALL, "head_dim": 64, "sliding_window": 70}),

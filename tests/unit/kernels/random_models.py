@@ -22,6 +22,7 @@ def random_model(
     for shard in placement.wanted:
         mean = 1.0 if shard.name.endswith("norm.weight") else 0.0
         shard.destination.copy_(torch.randn(shard.destination.shape, generator=generator) * 0.2 + mean)
+    model.prepare()
     return model
 
 

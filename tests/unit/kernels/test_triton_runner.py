@@ -11,15 +11,19 @@ from kernel_inputs import DEVICE, LINES
 from latent_families import DEEPSEEK_V2, DEEPSEEK_V3, expand_short_steps
 from plans import Drive, drive
 from random_models import random_model, unwritten_cache, unwritten_states
+from torch import Tensor
 
 from contract.domain.params import Sampling
 from contract.domain.plan import StepPlan
 from worker_svc.compute import Compute, TorchCompute, TritonCompute
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.config import ModelConfig, parse_config
+from worker_svc.core.formats.dense import Dense
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.kv_scales import KVScales
+from worker_svc.core.operations import triton_operations
+from worker_svc.core.operations.dense_multiplier import DenseMultiplier
 from worker_svc.core.runner import ModelRunner
 
 FIELDS: dict[str, Any] = {
@@ -286,6 +290,34 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
         assert len(fused.tops) == len(reference.tops)
         for found, expected in zip(fused.tops, reference.tops, strict=True):
             assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, changed(architectures=["LlamaForCausalLM"]), changed(**MINIMAX_M2)],
+    ids=["norms_of_heads", "no_norms", "norms_of_projections"],
+)
+def test_tokens_are_those_of_the_reference_where_norms_are_folded_and_many_rows_are_not_scaled(
+    monkeypatch: pytest.MonkeyPatch, config: ModelConfig
+) -> None:
+    """As all of bf16 are."""
+    both = sequences(PLAIN), sequences(PLAIN)
+    drive(make_runner(config, TorchCompute("")), both[0], chunk=24, window=2, stagger=2)
+    rows = []
+
+    def multiply(self: DenseMultiplier, x: Tensor, packed: Dense, bias: Tensor | None) -> Tensor:
+        rows.append(len(x))
+        return multiply_dense(self, x, packed, bias)
+
+    multiply_dense = DenseMultiplier.multiply
+    monkeypatch.setattr(DenseMultiplier, "multiply", multiply)
+    monkeypatch.setattr(DenseMultiplier, "fold_norm", lambda _, norm, packed, bias: norm.fold(packed.weight))
+    monkeypatch.setattr(triton_operations, "MOST_SCALED_ROWS", 8)
+    drive(make_runner(config, TritonCompute("", DEVICE, LINES)), both[1], chunk=24, window=2, stagger=2)
+    assert max(rows) > 8
+    for reference, fused in zip(*both, strict=True):
+        assert fused.output == reference.output
+        assert fused.logprobs == pytest.approx(reference.logprobs, abs=1e-4, nan_ok=True)
 
 
 @pytest.mark.parametrize("config", [changed(**DEEPSEEK_V2), changed(**DEEPSEEK_V3)], ids=["v2", "v3"])

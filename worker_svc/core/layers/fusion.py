@@ -125,12 +125,11 @@ def attend(
         qkv = everything[:, :-num_gates].contiguous()
         attended = attention.attend(layer, qkv, HeadNorms(q.norm, k.norm), None, sinks)
         return operations.sigmoid_gated(attended, everything[:, -num_gates:])
-    qkv, unscaled = operations.norm_linear_unscaled(*operand(product.x), linear)
-    if q.norm is None or k.norm is None:
-        return attention.attend(layer, qkv, None, unscaled, sinks)
-    if q.norm.is_of_head:
-        return attention.attend(layer, qkv, HeadNorms(q.norm, k.norm), unscaled, sinks)
-    assert unscaled is None
+    if q.norm is None or k.norm is None or q.norm.is_of_head:
+        norms = HeadNorms(q.norm, k.norm) if q.norm is not None and k.norm is not None else None
+        qkv, unscaled = operations.norm_linear_unscaled(*operand(product.x), linear)
+        return attention.attend(layer, qkv, norms, unscaled, sinks)
+    qkv = operations.norm_linear(*operand(product.x), linear)
     queries, keys = qkv[:, : linear.sizes[0]], qkv[:, linear.sizes[0] : sum(linear.sizes[:2])]
     queries.copy_(operations.norm(queries, q.norm))
     keys.copy_(operations.norm(keys, k.norm))
