@@ -11,12 +11,12 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rot
 from worker_svc.core.kernels.attention import decode as module
 from worker_svc.core.kernels.attention import decode_stream
 from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
-from worker_svc.core.kernels.attention.decode_stream import can_stream, stream_shares
+from worker_svc.core.kernels.attention.decode_stream import stream_shares, stream_warps
 from worker_svc.core.kernels.attention.tuning import ContextCut, Shares, find_cut, find_shares
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 
 EPS = 1e-5
-needs_hopper = pytest.mark.skipif(not can_stream(DEVICE, 16, 32, 8, 128, 2), reason="needs a Hopper GPU")
+needs_hopper = pytest.mark.skipif(not stream_warps(DEVICE, 16, 32, 8, 128, 2), reason="needs a Hopper GPU")
 
 
 def check(
@@ -326,7 +326,10 @@ def test_shares_with_more_or_larger_tiles_on_their_way(
 
 
 @needs_hopper
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (16, 8), (8, 8), (28, 4), (32, 4)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads"),
+    [(32, 8), (16, 8), (8, 8), (28, 4), (32, 4), (36, 4), (64, 4), (4, 2), (26, 2), (38, 2), (64, 2), (8, 1), (64, 1)],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_many_contexts_are_streamed(num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> None:
     many = partial(check, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=128, dtype=dtype)
@@ -340,12 +343,17 @@ def test_many_contexts_are_streamed(num_heads: int, num_kv_heads: int, dtype: to
 def test_what_a_hopper_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_stream, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    streams = partial(can_stream, torch.device("cuda"))
-    assert streams(16, 32, 8, 128, 2)
-    assert streams(16, 28, 4, 128, 2)
+    streams = partial(stream_warps, torch.device("cuda"))
+    assert streams(16, 32, 8, 128, 2) == 8
+    assert streams(16, 28, 4, 128, 2) == 4
+    assert streams(16, 36, 4, 128, 2) == 8
+    assert streams(16, 8, 2, 128, 2) == streams(16, 32, 2, 128, 2) == 4
+    assert streams(16, 34, 2, 128, 2) == streams(16, 64, 2, 128, 2) == 8
     assert not streams(32, 32, 8, 128, 2), "blocks that are no tiles"
-    assert not streams(16, 32, 2, 128, 2), "few heads of keys"
-    assert not streams(16, 64, 4, 128, 2), "many queries a head of keys"
+    assert streams(16, 8, 1, 128, 2) == 4
+    assert not streams(16, 48, 16, 128, 2), "many heads of keys"
+    assert not streams(16, 96, 8, 128, 2), "many queries a head of keys"
+    assert not streams(16, 68, 2, 128, 2), "many queries a head of keys"
     assert not streams(16, 32, 8, 64, 2), "small heads"
     assert not streams(16, 32, 8, 128, 4), "single precision"
 
@@ -354,16 +362,21 @@ def test_what_a_hopper_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("programs", [1, 2, 7])
 @pytest.mark.parametrize("cost", [0, 3])
 def test_streams_of_few_programs(monkeypatch: pytest.MonkeyPatch, programs: int, cost: int) -> None:
-    monkeypatch.setattr(module, "find_shares", lambda *_: Shares(programs, 16, 3, 8, cost))
-    check([0, 1, 15, 16, 17, 70, 300], num_heads=32, num_kv_heads=8, head_dim=128, rounds=3)
+    for kv_heads, warps, tokens in ((8, 8, 16), (2, 4, 16), (2, 4, 32), (2, 8, 32)):
+        shares = Shares(programs, tokens, 3, warps, cost)
+        monkeypatch.setattr(module, "find_shares", lambda *_, shares=shares: shares)
+        heads = 8 * warps - 3 * kv_heads
+        check([0, 1, 15, 16, 17, 70, 300], num_heads=heads, num_kv_heads=kv_heads, head_dim=128, rounds=3)
 
 
 def launch_streams(dtype: torch.dtype) -> None:
-    for heads, kv_heads in ((16, 4), (32, 8)):
+    for heads, kv_heads, warps, tokens in ((16, 4, 4, 16), (32, 8, 8, 16), (26, 2, 4, 32), (64, 4, 8, 32)):
         qkv = torch.zeros(64, (heads + 2 * kv_heads) * 128, dtype=dtype)
         cache, out = qkv.new_zeros(9, 16, kv_heads, 128), qkv.new_zeros(64, heads * 128)
         column, ints, floats = torch.zeros(64, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32), torch.zeros(9)
-        stream_shares(132, qkv, (column,) * 3, ints, ints, cache, cache, out, (floats, floats, ints))
+        stream_shares(
+            Shares(132, tokens, 3, warps, 2), qkv, (column,) * 3, ints, ints, cache, cache, out, (floats, floats, ints)
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -382,3 +395,13 @@ def test_many_contexts_are_cut_into_shares_where_a_tile_of_all_heads_is_small_en
     assert find_shares(64, 16, 256, 132) is None, "many heads"
     assert find_shares(64, 4, 512, 132) is None, "large heads"
     assert find_shares(64, 8, 256, 0) is None, "little shared memory"
+
+
+def test_streams_have_tiles_of_as_many_tokens_as_have_room() -> None:
+    assert find_shares(64, 8, 256, 132, 8) == Shares(132, 16, 3, 8, 4)
+    assert find_shares(64, 4, 256, 132, 4) == Shares(264, 16, 3, 4, 4)
+    assert find_shares(64, 4, 256, 132, 8) == Shares(132, 32, 3, 8, 2)
+    assert find_shares(64, 2, 256, 132, 4) == Shares(264, 32, 3, 4, 2)
+    assert find_shares(64, 2, 256, 132, 8) == Shares(132, 32, 3, 8, 2)
+    assert find_shares(64, 1, 256, 132, 4) == Shares(264, 32, 3, 4, 2)
+    assert find_shares(32, 2, 256, 132, 4) is None, "few contexts"

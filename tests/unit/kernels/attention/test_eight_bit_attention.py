@@ -122,7 +122,7 @@ def test_many_contexts_are_cut_into_shares() -> None:
     """On a Hopper they are streamed."""
     check_decode([2 * each for each in range(40)])
     if DEVICE.type == "cuda":
-        for heads in ((32, 8), (16, 8), (28, 4)):
+        for heads in ((32, 8), (16, 8), (28, 4), (64, 4), (26, 2), (38, 2), (8, 1)):
             check_decode([15, 16, 17, 0, 2500, 31, 32, 33] * 5, head_dim=128, heads=heads)
             check_decode([700 - index for index in range(64)], head_dim=128, heads=heads, hidden_size=1024)
 
@@ -174,11 +174,22 @@ def launch_shares(other: str) -> None:
 
 
 def launch_streams() -> None:
-    for heads, kv_heads in ((16, 4), (32, 8)):
+    for heads, kv_heads, warps, tokens in ((16, 4, 4, 16), (32, 8, 8, 16), (26, 2, 4, 32), (64, 4, 8, 32)):
         qkv, cache = torch.zeros(64, (heads + 2 * kv_heads) * 128).bfloat16(), torch.zeros(9, 16, kv_heads, 128)
         column, ints, floats = torch.zeros(64, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32), torch.zeros(9)
         cache, out = cache.to(KEPT_DTYPE), qkv.new_zeros(64, heads * 128)
-        stream_shares(264, qkv, (column,) * 3, ints, ints, cache, cache, out, (floats, floats, ints), 0.5)
+        stream_shares(
+            Shares(264, tokens, 3, warps, 2),
+            qkv,
+            (column,) * 3,
+            ints,
+            ints,
+            cache,
+            cache,
+            out,
+            (floats, floats, ints),
+            0.5,
+        )
 
 
 def launch_prefill() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from worker_svc.core.kernels.attention.decode_plan import PLAN_COLUMNS, plan_shares
 from worker_svc.core.kernels.attention.decode_shares import attend_shares, finish_heads
 from worker_svc.core.kernels.attention.decode_splits import attend_splits
-from worker_svc.core.kernels.attention.decode_stream import can_stream, stream_shares
+from worker_svc.core.kernels.attention.decode_stream import stream_shares, stream_warps
 from worker_svc.core.kernels.attention.head_dims import tile_dims
 from worker_svc.core.kernels.attention.tuning import (
     MIN_QUERY_ROWS,
@@ -91,7 +91,7 @@ class DecodeAttention:
         self._row_bytes = tile_dims(head_dim) * item_bytes  # of a key in a tile
         self._multiprocessors = multiprocessors(device, SHARE_BYTES)
         self._block_size = block_size
-        self._streamed = can_stream(device, block_size, num_heads, num_kv_heads, head_dim, item_bytes)
+        self._stream_warps = stream_warps(device, block_size, num_heads, num_kv_heads, head_dim, item_bytes)
         self._max_sequences = triton.next_power_of_2(max_sequences)
         counts = range(1, max_sequences + 1)
         programs = max((shares.programs for shares in map(self._find_shares, counts) if shares), default=0)
@@ -117,11 +117,11 @@ class DecodeAttention:
     def _find_shares(self, sequences: int) -> Shares | None:
         if self._window or self._chunk or self._temperature[0] or self._softcap:
             return None
-        if self._has_sinks or self._num_heads > MIN_QUERY_ROWS * self._num_kv_heads:
+        if self._has_sinks or (not self._stream_warps and self._num_heads > MIN_QUERY_ROWS * self._num_kv_heads):
             return None  # more rows of queries were not measured
         # Of 8 bits a program has more tiles on their way: more programs instead took 4 to 10 % longer on an H200.
         row_bytes = max(self._row_bytes, 2 * tile_dims(self._head_dim))
-        return find_shares(sequences, self._num_kv_heads, row_bytes, self._multiprocessors)
+        return find_shares(sequences, self._num_kv_heads, row_bytes, self._multiprocessors, self._stream_warps)
 
     def plan(self, rows: DecodeRows, block_tables: Tensor) -> None:
         """Cut the contexts of a step; called before its first `attend`, with the same tables."""
@@ -137,6 +137,7 @@ class DecodeAttention:
                 BLOCK_SIZE=self._block_size,
                 BLOCK_T=shares.tokens,
                 COST=shares.cost,
+                ADDED=shares.added,
                 SEQUENCES=self._max_sequences,
                 **options(),
             )
@@ -305,9 +306,9 @@ class DecodeAttention:
         out: Tensor,
         value_scale: float,
     ) -> None:
-        if self._streamed:
+        if self._stream_warps:
             stream_shares(
-                shares.programs,
+                shares,
                 qkv,
                 (rows.rows, rows.slots, rows.contexts),
                 self._plan,

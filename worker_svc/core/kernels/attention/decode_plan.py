@@ -20,10 +20,12 @@ def plan_shares(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     COST: tl.constexpr,  # of a context's begin and end, in tiles
+    ADDED: tl.constexpr,  # of parts that are added up, in tiles
     SEQUENCES: tl.constexpr,  # power of two from `sequences`
 ):
     """Contexts lie one after the other on a line, each as long as COST and its tiles of BLOCK_T tokens. Programs have
-    equal shares of the line, and attend to the tiles that begin there.
+    equal shares of the line, and attend to the tiles that begin there; or each has the contexts whose middle is in its
+    share, where none has so much more by that as parts take that are added up.
 
     A share's plan: its first sequence, the token at which it begins there, and its number of tiles. Then the first
     sequence's parts: where the first one is kept, the first and the last share that have one. Then the last sequence
@@ -37,23 +39,36 @@ def plan_shares(
     ends = tl.cumsum(lengths, 0)
     total = tl.max(ends, 0)
     shares = tl.minimum(tl.num_programs(0), total)
-    left, right = total * share // shares, total * (share + 1) // shares
+    left, right = _begin_of(share, shares, total), _begin_of(share + 1, shares, total)
     first, opening, end, first_tile = _find(ends, lengths, index, sequences, left, COST)
     last, last_opening, last_end, last_tiles = _find(ends, lengths, index, sequences, right, COST)
     count = last_opening - last * COST + last_tiles - (opening - first * COST + first_tile)
-    first_share = ((opening + COST + 1) * shares - 1) // total
+    first_share = _share_of(opening + COST, shares, total)
     # In its first share it is the second part, unless that begins with it.
-    first_place = first_share * 2 + (total * first_share // shares < opening).to(tl.int32)
+    first_place = first_share * 2 + (_begin_of(first_share, shares, total) < opening).to(tl.int32)
+    last_share = _share_of(end - 1, shares, total)
+    has_last = (last_tiles > 0) & (last != first)
+    last_sequence_share = tl.where(has_last, _share_of(last_end - 1, shares, total), 0)
+    owners = _share_of_middle(ends, lengths, shares, total)
+    openings = ends - lengths
+    before = tl.load(contexts_ptr + index - 1, mask=(index > 0) & (index <= sequences), other=0).to(tl.int32)
+    owners_before = _share_of_middle(openings, (before + BLOCK_T - 1) // BLOCK_T + COST, shares, total)
+    begins = tl.associative_scan(tl.where(owners_before != owners, openings, 0), 0, _later)
+    if tl.max(tl.where(index < sequences, ends - begins, 0), 0) <= total // shares + ADDED:
+        first = tl.sum(((owners < share) & (index < sequences)).to(tl.int32), 0)
+        first_tile = 0
+        count = tl.sum(tl.where((owners == share) & (index < sequences), lengths - COST, 0), 0)
+        first_place, first_share, last_share = share * 2, share, share
+        last, last_sequence_share = first, 0
     plan = plan_ptr + share * COLUMNS
     tl.store(plan, first)
     tl.store(plan + 1, first_tile * BLOCK_T)
     tl.store(plan + 2, tl.where(share < shares, count, 0))
     tl.store(plan + 3, first_place)
     tl.store(plan + 4, first_share)
-    tl.store(plan + 5, (end * shares - 1) // total)
+    tl.store(plan + 5, last_share)
     tl.store(plan + 6, last)
-    has_last = (last_tiles > 0) & (last != first)
-    tl.store(plan + 7, tl.where(has_last, (last_end * shares - 1) // total, 0))
+    tl.store(plan + 7, last_sequence_share)
     is_there = first < sequences
     slot = tl.load(slots_ptr + first, mask=is_there, other=0)
     tl.store(plan + 8, tl.load(contexts_ptr + first, mask=is_there, other=0).to(tl.int32))
@@ -61,6 +76,29 @@ def plan_shares(
     tl.store(plan + 10, tl.load(rows_ptr + first, mask=is_there, other=0).to(tl.int32))
     block = tables_ptr + slot * table_stride + first_tile * BLOCK_T // BLOCK_SIZE
     tl.store(plan + 11, tl.load(block, mask=is_there & (count > 0), other=0))
+
+
+@triton.jit
+def _begin_of(share, shares, total):
+    """The place of the line at which a share begins."""
+    return (total.to(tl.int64) * share // shares).to(tl.int32)
+
+
+@triton.jit
+def _share_of(place, shares, total):
+    """The share that has a place of the line."""
+    return (((place + 1).to(tl.int64) * shares - 1) // total).to(tl.int32)
+
+
+@triton.jit
+def _share_of_middle(ends, lengths, shares, total):
+    """The shares that contexts have their middle in."""
+    return ((2 * ends.to(tl.int64) - lengths) * shares // (2 * total.to(tl.int64))).to(tl.int32)
+
+
+@triton.jit
+def _later(one, other):
+    return tl.maximum(one, other)
 
 
 @triton.jit
