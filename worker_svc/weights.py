@@ -12,8 +12,9 @@ from tqdm import tqdm
 from contract.domain.errors import broken
 from servicekit.checkpoint.model import read_json
 from worker_svc.core.formats.int4 import even_scales
+from worker_svc.core.formats.interface import Tensors
 from worker_svc.core.formats.words import WORD
-from worker_svc.core.layers.placement import Conversion, WantedTensor
+from worker_svc.core.layers.placement import Conversion, WantedTensor, convert_together
 from worker_svc.core.models.media import text_tensor
 from worker_svc.stored import DTYPES, FLOATS, StoredTensor, read_header
 from worker_svc.weight_reading import TensorLoad, carry, progress
@@ -24,6 +25,7 @@ _INDEX = "model.safetensors.index.json"
 _RANDOM_DEVIATION = 0.02
 _COMPARED_BYTES = 1 << 24  # at once
 _CONVERTED_BYTES = 1 << 28  # at once, as they are stored
+_TOGETHER_BYTES = {"cpu": 1 << 16, "cuda": 1 << 24}  # of what is made by the same calls: a CPU's caches keep little
 _BASE = "model."  # the part of a causal model that embeddings are made with: some checkpoints have it alone
 _FP8 = "F8_E4M3"
 _DERIVED = (".rotary_emb.inv_freq",)  # buffers that old checkpoints carry; computed here
@@ -80,7 +82,7 @@ def load_weights(
         num_bytes = carry([loads[id(tensor)] for tensor in wanted], bar)
         for batch in _batches(conversions):
             num_bytes += _convert(batch, loads, bar)
-    if conversions and next(iter(conversions[0].made.values())).destination.is_cuda:
+    if conversions and conversions[0].device.type == "cuda":
         torch.cuda.empty_cache()  # of what was read and converted
     return num_bytes
 
@@ -90,7 +92,7 @@ def _batches(conversions: Iterable[Conversion]) -> Iterator[list[Conversion]]:
     batch: list[Conversion] = []
     num_bytes = 0
     for conversion in conversions:
-        size = sum(each.destination.nbytes for each in conversion.stored.values())
+        size = _stored_bytes(conversion)
         if batch and num_bytes + size > _CONVERTED_BYTES:
             yield batch
             batch, num_bytes = [], 0
@@ -103,18 +105,43 @@ def _batches(conversions: Iterable[Conversion]) -> Iterator[list[Conversion]]:
 @torch.inference_mode()
 def _convert(batch: list[Conversion], loads: dict[int, TensorLoad], bar: "tqdm[Any]") -> int:
     """Read what is stored and make weights of it; the bytes that were read."""
-    reading, tensors = [], []
-    for conversion in batch:
-        device = next(iter(conversion.made.values())).destination.device
-        tensors.append(
-            {name: torch.empty_like(each.destination, device=device) for name, each in conversion.stored.items()}
-        )
-        for name, wanted in conversion.stored.items():
-            reading.append(replace(loads[id(wanted)], wanted=replace(wanted, destination=tensors[-1][name])))
+    reading: list[TensorLoad] = []
+    read: list[tuple[list[Conversion], Tensors]] = []
+    for alike in _alike(batch):
+        device = alike[0].device
+        tensors: Tensors = {
+            suffix: torch.empty((len(alike), *each.destination.shape), dtype=each.destination.dtype, device=device)
+            for suffix, each in alike[0].stored.items()
+        }
+        for place, conversion in enumerate(alike):
+            for suffix, wanted in conversion.stored.items():
+                own = replace(wanted, destination=tensors[suffix][place])
+                reading.append(replace(loads[id(wanted)], wanted=own))
+        read.append((alike, tensors))
     num_bytes = carry(reading, bar)
-    for conversion, stored in zip(batch, tensors, strict=True):
-        conversion.convert(stored)
+    for alike, tensors in read:
+        convert_together(alike, tensors)
     return num_bytes
+
+
+def _alike(batch: list[Conversion]) -> Iterator[list[Conversion]]:
+    """Those that are made together: what they need meanwhile is many times what is stored."""
+    alike: list[Conversion] = []
+    num_bytes = 0
+    for conversion in batch:
+        size = _stored_bytes(conversion)
+        most_bytes = _TOGETHER_BYTES[conversion.device.type]
+        if alike and (num_bytes + size > most_bytes or not alike[0].is_like(conversion)):
+            yield alike
+            alike, num_bytes = [], 0
+        alike.append(conversion)
+        num_bytes += size
+    if alike:
+        yield alike
+
+
+def _stored_bytes(conversion: Conversion) -> int:
+    return sum(each.destination.nbytes for each in conversion.stored.values())
 
 
 def _left_out(stored: Collection[str], wanted: Collection[str]) -> str:

@@ -1,6 +1,7 @@
 """Mixtures of experts as values and as weights: what counts for what, what ranks have, what is refused."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -11,10 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from contract.domain.errors import ErrorCode, PenstockError
+from worker_svc import weights
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.awq import AwqFormat
+from worker_svc.core.formats.interface import Tensors
 from worker_svc.core.formats.stacked.choice import FLOATS_ALONE, find_stacked_reading, kernel_forms
 from worker_svc.core.formats.stacked.floats import StackedFloats, StackedFloatsFormat
 from worker_svc.core.formats.stacked.fp4 import StackedFp4Format, pack_fp4
@@ -24,7 +27,7 @@ from worker_svc.core.formats.stacked.interface import StackedFormat
 from worker_svc.core.kernels.linear.product import Product
 from worker_svc.core.layers.experts import Router
 from worker_svc.core.layers.linear import Projection
-from worker_svc.core.layers.placement import Placement
+from worker_svc.core.layers.placement import Conversion, Placement, convert_together
 from worker_svc.core.layers.stacked import StackedLinear, inputs_together
 from worker_svc.core.models.spec import ExpertsSpec, GatedMLPSpec, RouterSpec, StoredRows
 from worker_svc.core.operations.torch_operations import TorchOperations
@@ -183,6 +186,22 @@ def test_quantized_experts_are_those_that_they_stand_for_on_each_rank(
     tmp_path: Path, case: Case, operations: TorchOperations
 ) -> None:
     assert_ranks_have_their_parts(tmp_path, case, operations, 96)
+
+
+@pytest.mark.parametrize(("most_bytes", "together"), [(1 << 16, [6, 3]), (1, [1] * 9)])
+def test_experts_that_are_alike_are_converted_by_the_same_calls_as_far_as_memory_should_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int, together: list[int]
+) -> None:
+    counts = []
+
+    def convert(conversions: Sequence[Conversion], tensors: Tensors) -> None:
+        counts.append(len(conversions))
+        convert_together(conversions, tensors)
+
+    monkeypatch.setattr(weights, "convert_together", convert)
+    monkeypatch.setitem(weights._TOGETHER_BYTES, "cpu", most_bytes)
+    assert_ranks_have_their_parts(tmp_path, BY_NAME["awq"], Kernels(), 96, num_ranks=1)
+    assert counts == together
 
 
 @pytest.mark.parametrize("case", PUBLISHED_FOURS, ids=lambda case: case.name)

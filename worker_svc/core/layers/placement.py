@@ -59,14 +59,30 @@ class Conversion:
     index: tuple[slice, slice]  # the outputs and inputs that are wanted, of those that the stored tensors give
     is_stacked: bool  # stored tensors have a dimension more, of one place
 
-    def convert(self, tensors: Tensors) -> None:
-        """Make the weights of what was read."""
-        assert self.reading.convert is not None
-        if self.is_stacked:
-            tensors = {suffix: tensor.squeeze(0) for suffix, tensor in tensors.items()}
-        found = self.reading.convert(tensors)
-        for piece in self.reading.multiplied.pieces:
-            self.made[piece.suffix].destination.copy_(found[piece.suffix][piece.index(*self.index)])
+    @property
+    def device(self) -> torch.device:
+        """That of the weights."""
+        return next(iter(self.made.values())).destination.device
+
+    def is_like(self, other: "Conversion") -> bool:
+        """Return whether `other` is the same with tensors as large, of another expert."""
+        if self.reading is not other.reading or (self.index, self.is_stacked) != (other.index, other.is_stacked):
+            return False
+        both = zip(self.stored.values(), other.stored.values(), strict=True)
+        return all(one.destination.shape == another.destination.shape for one, another in both)
+
+
+def convert_together(conversions: Sequence[Conversion], tensors: Tensors) -> None:
+    """Make the weights of what was read: tensors by suffix, [conversions, ...], of conversions that are alike."""
+    reading, index = conversions[0].reading, conversions[0].index
+    assert reading.convert is not None
+    if conversions[0].is_stacked:
+        tensors = {suffix: tensor.squeeze(1) for suffix, tensor in tensors.items()}
+    # Of thousands of experts, one by one, launching small kernels would take most of the time.
+    found = torch.vmap(reading.convert)(tensors)
+    for piece in reading.multiplied.pieces:
+        for conversion, made in zip(conversions, found[piece.suffix], strict=True):
+            conversion.made[piece.suffix].destination.copy_(made[piece.index(*index)])
 
 
 @dataclass(frozen=True)
@@ -97,15 +113,22 @@ class Placement:
         return find_reading(self.quantization, name, widens=widens)
 
     def stacked_readings_of(self, names: Sequence[str], forms: Forms | None = None) -> list[Reading[StackedFormat]]:
-        """Those of the experts of these names, which are multiplied in one form: floats, if that would be several.
+        """Those of the experts of these names, which are multiplied in one form: floats, if that would be several. They
+        are as many objects as there are ways to read.
 
         forms: of which it is one; None: of those that are multiplied here.
         """
         forms = self.operations.expert_forms if forms is None else forms
-        readings = [find_stacked_reading(self.quantization, name, forms) for name in names]
-        if all(type(each.multiplied) is type(readings[0].multiplied) for each in readings):
-            return readings
-        return [find_stacked_reading(self.quantization, name, FLOATS_ALONE) for name in names]
+        covered = [self.quantization is not None and self.quantization.covers(name) for name in names]
+        of_each_kind = dict(zip(covered, names, strict=True))
+
+        def find(forms: Forms) -> dict[bool, Reading[StackedFormat]]:
+            return {each: find_stacked_reading(self.quantization, name, forms) for each, name in of_each_kind.items()}
+
+        readings = find(forms)
+        if len({type(each.multiplied) for each in readings.values()}) > 1:
+            readings = find(FLOATS_ALONE)
+        return [readings[each] for each in covered]
 
     def want_part(self, reading: Reading[Multiplied], part: StoredPart, destinations: Tensors) -> None:
         """Ask for a part of a linear layer; `destinations` are tensors of `reading.multiplied` by suffix."""
