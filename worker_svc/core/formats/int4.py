@@ -8,7 +8,18 @@ import torch.nn.functional as F  # noqa: N812  (the name that torch's own docume
 from torch import Tensor
 
 from worker_svc.core.formats.interface import OUT, Dim, Piece, StoredFormat, Tensors
-from worker_svc.core.formats.words import BLOCK, WORD, WORD_BITS, WORDS, from_words, groups, spread, to_words, unpack
+from worker_svc.core.formats.words import (
+    BLOCK,
+    WORD,
+    WORD_BITS,
+    WORDS,
+    from_words,
+    groups,
+    same_bits,
+    spread,
+    to_words,
+    unpack,
+)
 
 INT4_BITS = 4
 _ZERO_MASK = 15  # of a scale's bits: those of the zero
@@ -167,5 +178,5 @@ def _pack(numbers: Tensor) -> Tensor:
 
 def _with_zeros(scales: Tensor, zeros: Tensor) -> Tensor:
     """f32 of 20 bits and i32 from 0 to 15 -> f32 that has both."""
-    rounded = (scales.float().contiguous().view(WORD) + (_ZERO_MASK + 1) // 2) & ~_ZERO_MASK
-    return (rounded | zeros).view(torch.float32)
+    rounded = (same_bits(scales.float().contiguous(), WORD) + (_ZERO_MASK + 1) // 2) & ~_ZERO_MASK
+    return same_bits(rounded | zeros, torch.float32)

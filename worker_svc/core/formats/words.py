@@ -19,6 +19,28 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
     return numbers.flatten(dim, dim + 1)
 
 
+class _SameBits(torch.autograd.Function):
+    """`Tensor.view` of another dtype, which torch 2.11 does not know for `torch.vmap`."""
+
+    @staticmethod
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.view(dtype)
+
+    @staticmethod
+    def setup_context(*_given: object) -> None:
+        """Nothing is differentiated."""
+
+    @staticmethod
+    def vmap(_info: object, in_dims: tuple[int, None], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return x.view(dtype), in_dims[0]
+
+
+def same_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers of another dtype that take as many bits, and have the same."""
+    seen: Tensor = _SameBits.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return seen
+
+
 def groups(size: int | None, *, is_whole: bool = False) -> Dim:
     """The dimension of groups of so many inputs; None: there is one."""
     return Dim("none") if size is None else Dim("in", size, is_whole=is_whole)
