@@ -34,6 +34,7 @@ from eight_bit_caches import add_scales, rounded_logprobs
 from near_the_likeliest import MAX_GAP, assert_near_the_likeliest, load, rounding, sequences
 from plans import drive
 from teacher import Answered, expected_logprobs, gaps, logprob_errors
+from transformers import MiniMaxM2Config
 
 from contract.domain.params import Sampling
 
@@ -43,6 +44,8 @@ ALL = {"num_experts_per_tok": 8}
 ONE_GROUP = {"n_group": 1, "topk_group": 1}
 WIDE_DELTA_RULE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 PUBLISHED_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+# transformers 5.17 rotates whole heads of MiniMax-M2, whatever its configuration says.
+ROTARY_DIM = 32 if "convert_rope_params_to_dict" in vars(MiniMaxM2Config) else 64
 VARIANTS = (
     Variant("qwen3", "qwen3", {"head_dim": 128, "tie_word_embeddings": True}),
     Variant("qwen2", "qwen2", {"head_dim": 64}),
@@ -60,8 +63,7 @@ VARIANTS = (
         "qwen2_moe", "qwen2_moe", {**OF_EXPERTS, **ALL, **SHARED, "num_attention_heads": 1, "num_key_value_heads": 1}
     ),
     Variant("glm4_moe", "glm4_moe", {**GLM4_MOE, **ALL, **ONE_GROUP, "head_dim": 128}),
-    # Heads are rotated whole: transformers 5.17 does so whatever `rotary_dim` is.
-    Variant("minimax_m2", "minimax_m2", {**MINIMAX_M2, **ALL, "head_dim": 64, "rotary_dim": 64}),
+    Variant("minimax_m2", "minimax_m2", {**MINIMAX_M2, **ALL, "head_dim": 64, "rotary_dim": ROTARY_DIM}),
     Variant("deepseek_v2", "deepseek_v2", {**LATENT, **ALL, **ONE_GROUP, **PUBLISHED_LATENT, "q_lora_rank": None}),
     Variant("deepseek_v3", "deepseek_v3", {**LATENT, **ALL, **ONE_GROUP, "attention_bias": True}),
     Variant("gpt_oss", "gpt_oss", {**GPT_OSS, **ALL, "head_dim": 64, "sliding_window": 70}),

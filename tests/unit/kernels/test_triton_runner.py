@@ -300,7 +300,7 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
 def test_tokens_are_those_of_the_reference_where_norms_are_folded_and_many_rows_are_not_scaled(
     monkeypatch: pytest.MonkeyPatch, config: ModelConfig
 ) -> None:
-    """As all of bf16 are."""
+    """As in bf16."""
     both = sequences(PLAIN), sequences(PLAIN)
     drive(make_runner(config, TorchCompute("")), both[0], chunk=24, window=2, stagger=2)
     rows = []

@@ -129,6 +129,7 @@ def attend(
         norms = HeadNorms(q.norm, k.norm) if q.norm is not None and k.norm is not None else None
         qkv, unscaled = operations.norm_linear_unscaled(*operand(product.x), linear)
         return attention.attend(layer, qkv, norms, unscaled, sinks)
+    # Norms of whole projections are taken here, and their eps is one of scaled rows.
     qkv = operations.norm_linear(*operand(product.x), linear)
     queries, keys = qkv[:, : linear.sizes[0]], qkv[:, linear.sizes[0] : sum(linear.sizes[:2])]
     queries.copy_(operations.norm(queries, q.norm))

@@ -288,7 +288,7 @@ def test_many_queries_of_a_key_compile_for_a_hopper(monkeypatch: pytest.MonkeyPa
     compile_for_hopper(monkeypatch, kernel, "cp.async.cg", launch_many_queries)
 
 
-def test_only_as_many_queries_of_a_key_as_a_matrix_product_has_rows_are_cut_into_shares(
+def test_where_nothing_is_streamed_more_queries_of_a_key_than_a_matrix_product_has_rows_are_cut_into_splits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "multiprocessors", lambda *_: 132)
@@ -328,7 +328,22 @@ def test_shares_with_more_or_larger_tiles_on_their_way(
 @needs_hopper
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads"),
-    [(32, 8), (16, 8), (8, 8), (28, 4), (32, 4), (36, 4), (64, 4), (4, 2), (26, 2), (38, 2), (64, 2), (8, 1), (64, 1)],
+    [
+        (32, 8),
+        (16, 8),
+        (8, 8),
+        (28, 4),
+        (32, 4),
+        (36, 4),
+        (64, 4),
+        (4, 2),
+        (26, 2),
+        (38, 2),
+        (64, 2),
+        (2, 1),
+        (8, 1),
+        (64, 1),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_many_contexts_are_streamed(num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> None:
@@ -338,6 +353,8 @@ def test_many_contexts_are_streamed(num_heads: int, num_kv_heads: int, dtype: to
     many([15, 16, 17, 0, 2500, 31, 32, 33] * 5)
     many([700 - index for index in range(64)], hidden_size=1024)
     many([600, *[3] * 39], has_norms=False)
+    many([191] * 256)  # left whole
+    many([191] * 256 + [0] * 28)
 
 
 def test_what_a_hopper_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,12 +365,12 @@ def test_what_a_hopper_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     assert streams(16, 28, 4, 128, 2) == 4
     assert streams(16, 36, 4, 128, 2) == 8
     assert streams(16, 8, 2, 128, 2) == streams(16, 32, 2, 128, 2) == 4
+    assert streams(16, 8, 1, 128, 2) == 4
     assert streams(16, 34, 2, 128, 2) == streams(16, 64, 2, 128, 2) == 8
     assert not streams(32, 32, 8, 128, 2), "blocks that are no tiles"
-    assert streams(16, 8, 1, 128, 2) == 4
     assert not streams(16, 48, 16, 128, 2), "many heads of keys"
     assert not streams(16, 96, 8, 128, 2), "many queries a head of keys"
-    assert not streams(16, 68, 2, 128, 2), "many queries a head of keys"
+    assert not streams(16, 68, 2, 128, 2), "more than 32 queries of two heads of keys"
     assert not streams(16, 32, 8, 64, 2), "small heads"
     assert not streams(16, 32, 8, 128, 4), "single precision"
 

@@ -122,9 +122,10 @@ def test_many_contexts_are_cut_into_shares() -> None:
     """On a Hopper they are streamed."""
     check_decode([2 * each for each in range(40)])
     if DEVICE.type == "cuda":
-        for heads in ((32, 8), (16, 8), (28, 4), (64, 4), (26, 2), (38, 2), (8, 1)):
+        for heads in ((32, 8), (16, 8), (28, 4), (64, 4), (26, 2), (38, 2), (8, 1), (64, 1)):
             check_decode([15, 16, 17, 0, 2500, 31, 32, 33] * 5, head_dim=128, heads=heads)
             check_decode([700 - index for index in range(64)], head_dim=128, heads=heads, hidden_size=1024)
+            check_decode([191] * 256, head_dim=128, heads=heads)  # left whole
 
 
 @needs_eight_bits

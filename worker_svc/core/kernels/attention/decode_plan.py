@@ -51,7 +51,7 @@ def plan_shares(
     last_sequence_share = tl.where(has_last, _share_of(last_end - 1, shares, total), 0)
     owners = _share_of_middle(ends, lengths, shares, total)
     openings = ends - lengths
-    before = tl.load(contexts_ptr + index - 1, mask=(index > 0) & (index <= sequences), other=0).to(tl.int32)
+    before = tl.load(contexts_ptr + index - 1, mask=(index > 0) & (index < sequences), other=0).to(tl.int32)
     owners_before = _share_of_middle(openings, (before + BLOCK_T - 1) // BLOCK_T + COST, shares, total)
     begins = tl.associative_scan(tl.where(owners_before != owners, openings, 0), 0, _later)
     if tl.max(tl.where(index < sequences, ends - begins, 0), 0) <= total // shares + ADDED:

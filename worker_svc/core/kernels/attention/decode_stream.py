@@ -30,8 +30,8 @@ _WARPS = (4, 8)  # that attend
 # Of a multiprocessor, for keys and values that are on their way: one program of eight warps has them all, two of four.
 _STAGES_BYTES = 192 * 1024
 _LARGEST = gl.constexpr(65504.0)  # of fp16
-# Of a thread at first, so that two programs of `finish_heads` are beside one of these; then the warps that attend get
-# what the one that asks does not need.
+# Of a thread at first, so that two programs of `finish_heads` are beside one of these, if it has eight warps; then the
+# warps that attend get what the one that asks does not need.
 _REGISTERS, _REGISTERS_TO_ASK = 112, gl.constexpr(40)
 
 
@@ -145,7 +145,7 @@ def _attend(
     HK: gl.constexpr = key_tiles.shape[2]
     TOKENS: gl.constexpr = key_tiles.shape[3]
     D: gl.constexpr = key_tiles.shape[4]
-    # Keys and values are the left operands, of 16 rows: queries are fewer.
+    # Keys and values are the left operands, of 16 rows: a warp's queries are fewer.
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [HK, 1, QUERIES // _QUERIES], [1, 16, 8])
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     FLAT: gl.constexpr = gl.SliceLayout(1, MMA)
@@ -240,7 +240,7 @@ def _stream_shares(
     H: gl.constexpr,
     G: gl.constexpr,
     HEADS: gl.constexpr,  # power of two from H
-    QUERIES: gl.constexpr,  # power of two from G
+    QUERIES: gl.constexpr,  # of a key as all its warps have them, a power of two from G
     STAGES: gl.constexpr,
     BLOCKS: gl.constexpr,  # of a tile
 ):

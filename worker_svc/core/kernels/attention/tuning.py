@@ -168,7 +168,7 @@ def find_shares(
         return Shares(programs, MIN_QUERY_ROWS, _STAGES, num_kv_heads, 4)
     programs = _STREAM_WARPS // stream_warps
     # Tiles of twice the tokens where as many have room. On an H200 256 contexts of 192 tokens and as many of 100 to
-    # 8,000 took 21.7 and 120 us instead of 23.3 and 128 with 38 heads and 2 of keys; with 28 and 4, where one fits
+    # 8,000 took 21.5 and 121 us instead of 23.3 and 128 with 38 heads and 2 of keys; with 28 and 4, where one fits
     # instead of three, 29.9 and 217 instead of 29.3 and 213.
     if programs * token_bytes * 2 <= _TOKEN_BYTES:
         return Shares(multiprocessors * programs, 2 * MIN_QUERY_ROWS, _STAGES, stream_warps, 2)
