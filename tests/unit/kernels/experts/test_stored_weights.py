@@ -107,31 +107,60 @@ def floats(weight: StackedWeight) -> Tensor:
     return torch.stack([weight.of(expert).double() for expert in range(weight.count)])
 
 
+@dataclass(frozen=True)
+class Products:
+    """Rows of some experts, and what both products with these are by double precision."""
+
+    to: Routed
+    x: Tensor
+    residual: Tensor
+    bias: Tensor
+    up: StackedWeight
+    down: StackedWeight
+
+    def gates(self) -> Tensor:
+        ids = self.to.ids.flatten().long()
+        rows = self.x.double().repeat_interleave(TOP_K, 0)
+        product = torch.einsum("pk,pnk->pn", rows, floats(self.up)[ids]) + self.bias.double()[ids]
+        return gated(*product.chunk(2, 1), "clamped_silu")
+
+    def sums(self, between: Tensor) -> Tensor:
+        product = torch.einsum("pk,pnk->pn", between.double(), floats(self.down)[self.to.ids.flatten().long()])
+        given = product * self.to.weights.double().reshape(-1, 1)
+        return self.residual.double() + given.unflatten(0, (-1, TOP_K)).sum(1)
+
+
+def products(rows: int, up: StackedWeight, down: StackedWeight) -> Products:
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(rows)])
+    to = Routed(ids.to(DEVICE, torch.int32).contiguous(), randn(rows, TOP_K, seed=9, dtype=torch.float32).abs())
+    x, residual = randn(rows, up.inputs, seed=1), randn(rows, down.outputs, seed=2)
+    return Products(to, x, residual, randn(EXPERTS, up.outputs, seed=5), up, down)
+
+
 @pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few", *INT4_GROUPS])
 @pytest.mark.parametrize("rows", [3, 9, 70])
 @pytest.mark.parametrize(("size", "hidden"), [(64, 192), (96, 160), (80, 176)])
 def test_products_are_those_of_what_weights_stand_for(form: str, rows: int, size: int, hidden: int) -> None:
-    up, down = weights(form, 2 * size, hidden, 1), weights(form, hidden, size, 3)
-    generator = torch.Generator().manual_seed(rows)
-    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(rows)])
-    to = Routed(ids.to(DEVICE, torch.int32).contiguous(), randn(rows, TOP_K, seed=9, dtype=torch.float32).abs())
-    pairs, flat = sort_pairs(to.ids, EXPERTS), ids.flatten().to(DEVICE)
-    x, residual = randn(rows, hidden, seed=1), randn(rows, hidden, seed=2)
-    bias = randn(EXPERTS, 2 * size, seed=5)
-    between = gate_tiles(x, weights_of(up), bias, to, pairs, activation="clamped_silu")
-    product = torch.einsum("pk,pnk->pn", x.double().repeat_interleave(TOP_K, 0), floats(up)[flat]) + bias.double()[flat]
-    assert_near(between, gated(*product.chunk(2, 1), "clamped_silu"))
-    given = torch.einsum("pk,pnk->pn", between.double(), floats(down)[flat]) * to.weights.double().reshape(-1, 1)
-    expected = residual.double() + given.unflatten(0, (-1, TOP_K)).sum(1)
-    by_rows = residual.clone()
-    add_tiles(between, weights_of(down), None, to, pairs, residual)
-    assert_near(residual, expected)
-    if rows == 3:  # of more an interpreter's programs take long, and a pair is multiplied by itself
-        assert takes_rows(weights_of(up), rows * TOP_K)
-        of_rows = gate_rows(x, weights_of(up), bias, to, activation="clamped_silu")
-        assert_near(of_rows, gated(*product.chunk(2, 1), "clamped_silu"))
-        add_rows(between, weights_of(down), None, to, by_rows)
-        assert_near(by_rows, expected)
+    wanted = products(rows, weights(form, 2 * size, hidden, 1), weights(form, hidden, size, 3))
+    to, residual, pairs = wanted.to, wanted.residual.clone(), sort_pairs(wanted.to.ids, EXPERTS)
+    between = gate_tiles(wanted.x, weights_of(wanted.up), wanted.bias, to, pairs, activation="clamped_silu")
+    assert_near(between, wanted.gates())
+    add_tiles(between, weights_of(wanted.down), None, to, pairs, residual)
+    assert_near(residual, wanted.sums(between))
+
+
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few", *INT4_GROUPS])
+@pytest.mark.parametrize(("size", "hidden"), [(64, 192), (96, 160), (80, 176)])
+def test_products_of_a_few_rows_are_those_of_what_weights_stand_for(form: str, size: int, hidden: int) -> None:
+    """Of few outputs, as programs are many and alike; the last ones of what is added have no tile of their own."""
+    wanted = products(3, weights(form, 2 * 10, hidden, 1), weights(form, 18, size, 3))
+    up, down, residual = weights_of(wanted.up), weights_of(wanted.down), wanted.residual.clone()
+    assert takes_rows(up, 3 * TOP_K)
+    assert_near(gate_rows(wanted.x, up, wanted.bias, wanted.to, activation="clamped_silu"), wanted.gates())
+    between = randn(3 * TOP_K, size, seed=7)
+    add_rows(between, down, None, wanted.to, residual)
+    assert_near(residual, wanted.sums(between))
 
 
 @pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "int4", "int4_16", "int4_128"])
