@@ -55,13 +55,16 @@ def check_integrity(workers: Mapping[str, WorkerState], requests: Requests) -> N
 
 
 def _check_place(sequence: SequenceState, workers: Mapping[str, WorkerState], waiting: IsolatingQueue) -> None:
-    name = f"sequence {sequence.index} of {sequence.request.request_id.hex()}"
-    assert (sequence.status is Status.WAITING) == (sequence in waiting), f"{name} waits in one book only"
+    assert (sequence.status is Status.WAITING) == (sequence in waiting), f"{_name(sequence)} waits in one book only"
     if sequence.status is Status.RUNNING:
-        assert workers[sequence.worker_id].sequences[sequence.slot] is sequence, f"{name} is not in its slot"
+        assert workers[sequence.worker_id].sequences[sequence.slot] is sequence, f"{_name(sequence)} is not in its slot"
     else:
-        assert not sequence.tables, f"{name} holds blocks without running"
-        assert (sequence.worker_id, sequence.slot) == ("", -1), f"{name} has a slot without running"
+        assert not sequence.tables, f"{_name(sequence)} holds blocks without running"
+        assert (sequence.worker_id, sequence.slot) == ("", -1), f"{_name(sequence)} has a slot without running"
+
+
+def _name(sequence: SequenceState) -> str:
+    return f"sequence {sequence.index} of {sequence.request.request_id.hex()}"
 
 
 def _check_slot(worker: WorkerState, slot: int, sequence: SequenceState) -> None:

@@ -212,6 +212,10 @@ class Scheduling:
             elif index not in request.ended_sequences:
                 assert (written.tokens, written.finish) == (tokens, finish)
 
+    def _all_written(self, identifier: bytes) -> list[Written]:
+        request = self.requests[identifier]
+        return [self.written[identifier, index] for index in range(request.n + (request.beams is not None))]
+
     def _write(self, rows: TokenRows) -> None:
         """Read rows as a detokenizer does, but refuse what it would only ignore."""
         starts = np.cumsum(rows.counts) - rows.counts
@@ -225,8 +229,8 @@ class Scheduling:
             assert rows.chains[row] == written.chain
             tokens = rows.token_ids[starts[row] : starts[row] + rows.counts[row]].tolist()
             if tokens:
-                of_request = [each for (other, _), each in self.written.items() if other == identifier]
-                models = {each.model_digest for each in of_request if each.tokens} | {rows.model_digest}
+                models = {each.model_digest for each in self._all_written(identifier) if each.tokens}
+                models.add(rows.model_digest)
                 assert len(models) == 1, "two models generate one request"
                 written.model_digest = rows.model_digest
             written.tokens += tokens
