@@ -1,8 +1,9 @@
 """What transformers says: greedy tokens and top-5 logprobs of 32 prompts, one by one, once for each checkpoint."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -48,14 +49,24 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reference:
-    """A checkpoint and its answers, which are computed when they are first asked for."""
+    """A checkpoint and its answers, each of which is computed when it is first asked for."""
 
     directory: Path
     model: PreTrainedModel
+    _found: list[Answer] = field(default_factory=list, init=False)
 
-    @cached_property
+    @property
     def answers(self) -> list[Answer]:
         """Those of `answers_of`."""
+        return self.first(NUM_PROMPTS)
+
+    def first(self, count: int) -> list[Answer]:
+        """The first of them."""
+        self._found.extend(islice(self._coming, max(0, count - len(self._found))))
+        return self._found[:count]
+
+    @cached_property
+    def _coming(self) -> Iterator[Answer]:
         return answers_of(self.model)
 
 
@@ -71,7 +82,7 @@ def make_reference(name: str, directory: Path) -> Reference:
     return Reference(directory, model)
 
 
-def answers_of(model: PreTrainedModel) -> list[Answer]:
+def answers_of(model: PreTrainedModel) -> Iterator[Answer]:
     """Of 32 prompts of 1 to 300 tokens, a third of them with beginnings that they share with others."""
     rng = np.random.default_rng(11)
     lengths = [1, 2, 15, 16, 17, 300, *rng.integers(1, 301, NUM_PROMPTS - 6).tolist()]
@@ -85,7 +96,7 @@ def answers_of(model: PreTrainedModel) -> list[Answer]:
                 prompt[: len(shared)] = shared
             answer = _answer(model, prompt)
         answers.append(answer)
-    return answers
+        yield answer
 
 
 @torch.inference_mode()
