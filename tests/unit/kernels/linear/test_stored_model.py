@@ -35,7 +35,7 @@ def test_weights_as_they_are_stored_give_what_widened_ones_give(
 ) -> None:
     """By kernels and by torch, in fp16, which the interpreter rounds as devices do."""
     caplog.set_level("INFO")
-    sizes = {"head_dim": 64, "hidden_size": hidden_size, "intermediate_size": 256}
+    sizes = {"head_dim": 64, "hidden_size": hidden_size, "intermediate_size": 256, "num_hidden_layers": 2}
     save_checkpoint(tmp_path / "whole", replace(VARIANT, options={**VARIANT.options, **sizes}))
     save_quantized(tmp_path / "whole", tmp_path / "stored", BY_NAME[format_])
     found, sizes_of_weights = [], []
