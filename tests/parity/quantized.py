@@ -64,9 +64,9 @@ def fp8_block(weight: Tensor, rows: int, columns: int, suffix: str) -> Stored:
 
 def of_blocks(stored: Mapping[str, Tensor], rows: int, columns: int, suffix: str) -> Tensor:
     weight = stored["weight"].float()
-    for row in range(weight.shape[0]):
-        for column in range(weight.shape[1]):
-            weight[row, column] *= stored[suffix][row // rows, column // columns]
+    for row, scales in enumerate(stored[suffix]):
+        for column, scale in enumerate(scales):
+            weight[row * rows : (row + 1) * rows, column * columns : (column + 1) * columns] *= scale
     return weight
 
 
@@ -265,31 +265,31 @@ def save_quantized(
     directory: Path,
     case: Case,
     *,
-    is_dense: bool = False,
+    dense: Path | None = None,
     config: dict[str, Any] | None = None,
     has_head: bool = False,
     ignored: str | None = None,
 ) -> None:
     """The checkpoint at `source` with its projections (and its head) quantized, but those whose names end with
-    `ignored`; or dense with what these stand for.
+    `ignored`; and in `dense`, if that is asked for, with what these stand for.
     """
     fields = json.loads((source / "config.json").read_text())
     stored: Stored = {}
+    widened: Stored = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         layer = name.removesuffix(".weight")
         is_projection = layer.endswith(_PROJECTIONS) or (has_head and layer == "lm_head")
         is_ignored = ignored is not None and layer.endswith(ignored)
         if not is_projection or is_ignored or tensor.ndim != 2 or layer == name:
-            stored[name] = tensor
+            stored[name] = widened[name] = tensor
             continue
         pieces = case.quantize(tensor.float())
-        if is_dense:
-            stored[name] = case.stands_for(pieces)
-        else:
-            stored |= {f"{layer}.{suffix}": each.contiguous().clone() for suffix, each in (pieces | case.extra).items()}
-    if not is_dense:
-        fields["quantization_config"] = case.config if config is None else config
-    _save(directory, stored, fields)
+        if dense is not None:
+            widened[name] = case.stands_for(pieces)
+        stored |= {f"{layer}.{suffix}": each.contiguous().clone() for suffix, each in (pieces | case.extra).items()}
+    if dense is not None:
+        _save(dense, widened, fields)
+    _save(directory, stored, fields | {"quantization_config": case.config if config is None else config})
 
 
 def save_mxfp4(source: Path, directory: Path) -> None:

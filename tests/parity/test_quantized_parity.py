@@ -67,12 +67,11 @@ def prompts_of(lengths: Iterable[int]) -> list[list[int]]:
 
 
 def save_both(directory: Path, name: str, case: Case) -> PreTrainedModel:
-    """The variant quantized, in `False`, and the model of the weights that are stood for, which is in `True`."""
+    """The variant quantized, in `stored`, and the model of the weights that are stood for, which is in `dense`."""
     save_checkpoint(directory / "whole", VARIANT[name])
-    for is_dense in (True, False):
-        save_quantized(directory / "whole", directory / str(is_dense), case, is_dense=is_dense)
+    save_quantized(directory / "whole", directory / "stored", case, dense=directory / "dense")
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        directory / "True", dtype=torch.float32, attn_implementation="eager"
+        directory / "dense", dtype=torch.float32, attn_implementation="eager"
     )
     return model
 
@@ -90,7 +89,7 @@ def test_quantized_checkpoints_are_what_transformers_makes_of_their_weights(
     tmp_path: Path, name: str, case: Case
 ) -> None:
     dense = save_both(tmp_path, name, case)
-    assert_like(dense, tmp_path / "False")
+    assert_like(dense, tmp_path / "stored")
 
 
 @pytest.mark.parametrize("name", ["llama_llama3_rope_tied", "qwen3_biases", "phi3_packed", "gemma2_caps_and_windows"])
@@ -102,7 +101,7 @@ def test_rounded_inputs_are_those_of_transformers_classes_that_round_them(
     round_inputs(dense)
     # Of short prompts: an input that lies between two numbers of 8 bits up to rounding may become the other one, and
     # all tokens after it are then others. Without rounding none is as near.
-    answers = answers_of(tmp_path / "False", prompts_of(number % 6 + 1 for number in range(30)), num_tokens=2)
+    answers = answers_of(tmp_path / "stored", prompts_of(number % 6 + 1 for number in range(30)), num_tokens=2)
     errors = [float(logprob_errors(expected_logprobs(dense, each), each, NUM_TOP).max()) for each in answers]
     assert sum(error < 1e-4 for error in errors) >= 24
 
@@ -111,12 +110,11 @@ def test_rounded_inputs_are_those_of_transformers_classes_that_round_them(
 def test_a_part_of_a_product_may_be_stored_as_floats(tmp_path: Path, format_: str) -> None:
     """As the smallest projections of the delta rule are."""
     save_checkpoint(tmp_path / "whole", VARIANT["qwen3_next_states"])
-    case = BY_NAME[format_]
-    for is_dense in (True, False):
-        directory, config = tmp_path / str(is_dense), {**case.config, "ignore": ["lm_head", "re:.*in_proj_ba$"]}
-        save_quantized(tmp_path / "whole", directory, case, is_dense=is_dense, config=config, ignored="in_proj_ba")
-    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
-    assert_like(dense, tmp_path / "False")
+    case, directory = BY_NAME[format_], tmp_path / "stored"
+    config = {**case.config, "ignore": ["lm_head", "re:.*in_proj_ba$"]}
+    save_quantized(tmp_path / "whole", directory, case, dense=tmp_path / "dense", config=config, ignored="in_proj_ba")
+    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float32, attn_implementation="eager")
+    assert_like(dense, tmp_path / "stored")
 
 
 @pytest.mark.parametrize(
@@ -129,13 +127,12 @@ def test_a_part_of_a_product_may_be_stored_as_floats(tmp_path: Path, format_: st
 )
 def test_a_head_may_be_quantized(tmp_path: Path, format_: str, config: dict[str, Any]) -> None:
     save_checkpoint(tmp_path / "whole", VARIANT["qwen3_biases"])
-    case = BY_NAME[format_]
-    for is_dense in (True, False):
-        directory, described = tmp_path / str(is_dense), {**case.config, **config}
-        save_quantized(tmp_path / "whole", directory, case, is_dense=is_dense, config=described, has_head=True)
-    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
+    case, directory = BY_NAME[format_], tmp_path / "stored"
+    described = {**case.config, **config}
+    save_quantized(tmp_path / "whole", directory, case, dense=tmp_path / "dense", config=described, has_head=True)
+    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float32, attn_implementation="eager")
     assert not dense.config.tie_word_embeddings
-    assert_like(dense, tmp_path / "False")
+    assert_like(dense, tmp_path / "stored")
 
 
 def test_experts_of_gpt_oss_as_published_are_those_that_transformers_reads(tmp_path: Path) -> None:

@@ -192,9 +192,8 @@ def difference(one: dict[int, float], other: dict[int, float]) -> float:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_quantized_checkpoint_is_loaded_by_its_configuration(tmp_path: Path, case: Case) -> None:
     save_model(tmp_path)
-    for is_dense in (True, False):
-        save_quantized(tmp_path, tmp_path / str(is_dense), case, is_dense=is_dense)
-    dense, quantized = (first_logits(tmp_path / str(is_dense)) for is_dense in (True, False))
+    save_quantized(tmp_path, tmp_path / "stored", case, dense=tmp_path / "dense")
+    dense, quantized = (first_logits(tmp_path / name) for name in ("dense", "stored"))
     far = difference(dense, quantized)
     assert far < case.logits_differ
     assert far > 1e-4 or case.logits_differ <= 1e-4  # inputs are rounded
