@@ -67,23 +67,22 @@ def test_a_share_begins_in_the_context_slot_row_and_block_of_its_first_tile(
 
 @pytest.mark.parametrize("programs", [1, 3, 8, 40])
 @pytest.mark.parametrize("tokens", [16, 32])
-def test_where_no_context_is_cut_each_share_has_those_whose_middle_it_has(
-    tables: Tensor, programs: int, tokens: int
-) -> None:
+def test_where_no_context_is_cut_shares_have_as_many(tables: Tensor, programs: int, tokens: int) -> None:
     plan = plan_of(programs, CONTEXTS, tables, 16, BLOCK_T=tokens, COST=1, ADDED=1000)
-    lengths = [1 + -(-context // tokens) for context in CONTEXTS]
-    shares, begin = min(programs, sum(lengths)), 0
-    owned: dict[int, list[int]] = {share: [] for share in range(programs)}
-    for sequence, length in enumerate(lengths):
-        owned[(2 * begin + length) * shares // (2 * sum(lengths))].append(sequence)
-        begin += length
+    tiles = [-(-context // tokens) for context in CONTEXTS]
+    shares = min(programs, sum(tiles) + len(tiles))
+    found = []
     for share, (first, start, count, _, first_share, last_share, _, others, end, slot, row, block) in enumerate(plan):
-        assert count == sum(lengths[each] - 1 for each in owned[share])
-        assert (start, first_share, last_share, others) == (0, share, share, 0), "nothing is a part"
-        if owned[share]:
-            assert first == owned[share][0]
+        own = range(len(CONTEXTS) * share // shares, len(CONTEXTS) * (share + 1) // shares) if share < shares else ()
+        found += own
+        assert count == sum(tiles[each] for each in own)
+        assert (start, others) == (0, 0)
+        assert first_share == last_share, "nothing is a part"
+        if own:
+            assert first == own[0]
             assert (end, slot, row) == (CONTEXTS[first], SLOTS[first], ROWS[first])
             assert block == tables[slot, 0]
+    assert found == list(range(len(CONTEXTS)))
 
 
 @pytest.mark.parametrize(

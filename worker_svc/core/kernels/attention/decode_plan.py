@@ -24,8 +24,8 @@ def plan_shares(
     SEQUENCES: tl.constexpr,  # power of two from `sequences`
 ):
     """Contexts lie one after the other on a line, each as long as COST and its tiles of BLOCK_T tokens. Programs have
-    equal shares of the line, and attend to the tiles that begin there; or each has the contexts whose middle is in its
-    share, where none has so much more by that as parts take that are added up.
+    equal shares of the line, and attend to the tiles that begin there; or each has as many contexts, up to one, where
+    even the longest ones would not be more than such a share by what parts take that are added up.
 
     A share's plan: its first sequence, the token at which it begins there, and its number of tiles. Then the first
     sequence's parts: where the first one is kept, the first and the last share that have one. Then the last sequence
@@ -49,15 +49,11 @@ def plan_shares(
     last_share = _share_of(end - 1, shares, total)
     has_last = (last_tiles > 0) & (last != first)
     last_sequence_share = tl.where(has_last, _share_of(last_end - 1, shares, total), 0)
-    owners = _share_of_middle(ends, lengths, shares, total)
-    openings = ends - lengths
-    before = tl.load(contexts_ptr + index - 1, mask=(index > 0) & (index < sequences), other=0).to(tl.int32)
-    owners_before = _share_of_middle(openings, (before + BLOCK_T - 1) // BLOCK_T + COST, shares, total)
-    begins = tl.associative_scan(tl.where(owners_before != owners, openings, 0), 0, _later)
-    if tl.max(tl.where(index < sequences, ends - begins, 0), 0) <= total // shares + ADDED:
-        first = tl.sum(((owners < share) & (index < sequences)).to(tl.int32), 0)
+    most_contexts = (sequences + shares - 1) // shares
+    if most_contexts * tl.max(lengths, 0) <= total // shares + ADDED:
+        first, after = share * sequences // shares, (share + 1) * sequences // shares
         first_tile = 0
-        count = tl.sum(tl.where((owners == share) & (index < sequences), lengths - COST, 0), 0)
+        count = tl.sum(tl.where((index >= first) & (index < after), lengths - COST, 0), 0)
         first_place, first_share, last_share = share * 2, share, share
         last, last_sequence_share = first, 0
     plan = plan_ptr + share * COLUMNS
@@ -88,17 +84,6 @@ def _begin_of(share, shares, total):
 def _share_of(place, shares, total):
     """The share that has a place of the line."""
     return (((place + 1).to(tl.int64) * shares - 1) // total).to(tl.int32)
-
-
-@triton.jit
-def _share_of_middle(ends, lengths, shares, total):
-    """The shares that contexts have their middle in."""
-    return ((2 * ends.to(tl.int64) - lengths) * shares // (2 * total.to(tl.int64))).to(tl.int32)
-
-
-@triton.jit
-def _later(one, other):
-    return tl.maximum(one, other)
 
 
 @triton.jit
