@@ -24,8 +24,9 @@ _PICKLES = ("*.bin", "*.pt", "*.pth")
 _INDEX = "model.safetensors.index.json"
 _RANDOM_DEVIATION = 0.02
 _COMPARED_BYTES = 1 << 24  # at once
-_CONVERTED_BYTES = 1 << 28  # at once, as they are stored
-_TOGETHER_BYTES = {"cpu": 1 << 16, "cuda": 1 << 24}  # of what is made by the same calls: a CPU's caches keep little
+_CONVERTED_BYTES = 1 << 28  # in memory at once, as they are stored
+# Of what is made by the same calls, which need many times as much meanwhile: a CPU's caches keep little.
+_TOGETHER_BYTES = {"cpu": 1 << 16, "cuda": 1 << 24}
 _BASE = "model."  # the part of a causal model that embeddings are made with: some checkpoints have it alone
 _FP8 = "F8_E4M3"
 _DERIVED = (".rotary_emb.inv_freq",)  # buffers that old checkpoints carry; computed here
@@ -80,20 +81,23 @@ def load_weights(
         raise broken(f"{directory} lacks the tensor {names[0]}{more}")
     with progress(loads.values()) as bar:
         num_bytes = carry([loads[id(tensor)] for tensor in wanted], bar)
-        for batch in _batches(conversions):
+        for batch in _batches(conversions, _CONVERTED_BYTES):
             num_bytes += _convert(batch, loads, bar)
     if conversions and conversions[0].device.type == "cuda":
         torch.cuda.empty_cache()  # of what was read and converted
     return num_bytes
 
 
-def _batches(conversions: Iterable[Conversion]) -> Iterator[list[Conversion]]:
-    """Those whose stored tensors are in memory at once."""
+def _batches(
+    conversions: Iterable[Conversion], most_bytes: int, *, are_alike: bool = False
+) -> Iterator[list[Conversion]]:
+    """Those that come to so many bytes as they are stored, in order; with `are_alike` such as can be made together."""
     batch: list[Conversion] = []
     num_bytes = 0
     for conversion in conversions:
-        size = _stored_bytes(conversion)
-        if batch and num_bytes + size > _CONVERTED_BYTES:
+        size = sum(each.destination.nbytes for each in conversion.stored.values())
+        is_full = num_bytes + size > most_bytes or (are_alike and batch and not batch[0].is_like(conversion))
+        if batch and is_full:
             yield batch
             batch, num_bytes = [], 0
         batch.append(conversion)
@@ -107,8 +111,8 @@ def _convert(batch: list[Conversion], loads: dict[int, TensorLoad], bar: "tqdm[A
     """Read what is stored and make weights of it; the bytes that were read."""
     reading: list[TensorLoad] = []
     read: list[tuple[list[Conversion], Tensors]] = []
-    for alike in _alike(batch):
-        device = alike[0].device
+    device = batch[0].device
+    for alike in _batches(batch, _TOGETHER_BYTES[device.type], are_alike=True):
         tensors: Tensors = {
             suffix: torch.empty((len(alike), *each.destination.shape), dtype=each.destination.dtype, device=device)
             for suffix, each in alike[0].stored.items()
@@ -122,26 +126,6 @@ def _convert(batch: list[Conversion], loads: dict[int, TensorLoad], bar: "tqdm[A
     for alike, tensors in read:
         convert_together(alike, tensors)
     return num_bytes
-
-
-def _alike(batch: list[Conversion]) -> Iterator[list[Conversion]]:
-    """Those that are made together: what they need meanwhile is many times what is stored."""
-    alike: list[Conversion] = []
-    num_bytes = 0
-    for conversion in batch:
-        size = _stored_bytes(conversion)
-        most_bytes = _TOGETHER_BYTES[conversion.device.type]
-        if alike and (num_bytes + size > most_bytes or not alike[0].is_like(conversion)):
-            yield alike
-            alike, num_bytes = [], 0
-        alike.append(conversion)
-        num_bytes += size
-    if alike:
-        yield alike
-
-
-def _stored_bytes(conversion: Conversion) -> int:
-    return sum(each.destination.nbytes for each in conversion.stored.values())
 
 
 def _left_out(stored: Collection[str], wanted: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Configurations of families with latent attention, beside `FIELDS` of `test_triton_runner`, and what their steps
+"""Configurations of families with latent attention, beside `FIELDS` of `runner_configs`, and what their steps
 choose.
 """
 

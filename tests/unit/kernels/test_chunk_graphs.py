@@ -8,8 +8,9 @@ import torch
 from kernel_inputs import DEVICE, LINES
 from latent_families import DEEPSEEK_V3, expand_short_steps
 from plans import Drive, drive
+from runner_configs import CONFIG, QWEN3_5, QWEN3_NEXT, changed
 from test_flash_attention import always, reference  # noqa: F401  (a fixture)
-from test_triton_runner import CONFIG, PLAIN, QWEN3_5, QWEN3_NEXT, changed, make_runner, sequences
+from test_triton_runner import PLAIN, make_runner, sequences
 
 from contract.domain.params import Sampling
 from contract.domain.pooling import Pooling, PoolingKind

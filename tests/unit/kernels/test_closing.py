@@ -5,7 +5,8 @@ import weakref
 import pytest
 from kernel_inputs import DEVICE, LINES
 from plans import drive
-from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
+from runner_configs import CONFIG
+from test_triton_runner import PLAIN, make_runner, sequences
 
 from worker_svc.compute import TritonCompute
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
 from latent_families import DEEPSEEK_V3
-from test_triton_runner import CONFIG, PLAIN, QWEN3_NEXT, changed, make_runner
+from runner_configs import CONFIG, QWEN3_NEXT, changed
+from test_triton_runner import PLAIN, make_runner
 from torch import Tensor
 
 from contract.domain.params import Sampling

@@ -3,7 +3,8 @@
 import pytest
 from kernel_inputs import DEVICE, LINES
 from plans import drive
-from test_triton_runner import CONFIG, GPT_OSS, LLAMA4, changed, make_runner, sequences
+from runner_configs import CONFIG, GPT_OSS, LLAMA4, changed
+from test_triton_runner import make_runner, sequences
 
 from contract.domain.params import Sampling
 from worker_svc.compute import TorchCompute, TritonCompute

@@ -10,8 +10,8 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
 from random_models import random_model, unwritten_cache
+from runner_configs import FIELDS, GPT_OSS, LLAMA4
 from test_chunk_graphs import Unrecorded
-from test_triton_runner import FIELDS, GPT_OSS, LLAMA4
 
 from contract.domain.kv_kinds import KVKind, Reach
 from contract.domain.params import Sampling, Stopping

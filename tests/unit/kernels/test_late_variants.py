@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
 from random_models import random_model, unwritten_cache
-from test_triton_runner import FIELDS
+from runner_configs import FIELDS
 from triton.runtime.interpreter import GridExecutor
 
 from worker_svc.compute import TritonCompute

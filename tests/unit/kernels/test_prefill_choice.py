@@ -10,7 +10,8 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
 from plans import drive
-from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
+from runner_configs import CONFIG
+from test_triton_runner import PLAIN, make_runner, sequences
 from torch import Tensor
 
 from contract.domain.errors import ErrorCode, PenstockError

@@ -1,15 +1,13 @@
 """Products with experts' weights as they are stored, in 8 and 4 bits, against what these stand for."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 import triton.language as tl
-from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, randn
+from published_experts import of_qwen
 from torch import Tensor
 
 from worker_svc.core.formats.fp8_channel import FP8, round_rows
@@ -27,10 +25,10 @@ from worker_svc.core.kernels.experts import weights as kernel_weights
 from worker_svc.core.kernels.experts import widening
 from worker_svc.core.kernels.experts.routing import Routed
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
-from worker_svc.core.kernels.experts.sorting import SortedPairs, sort_pairs
+from worker_svc.core.kernels.experts.sorting import sort_pairs
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
 from worker_svc.core.kernels.experts.tuning import Tile
-from worker_svc.core.kernels.experts.weights import FLOATS, FP4, INT4, ExpertWeights
+from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights
 from worker_svc.core.kernels.experts.weights import FP8 as FP8_FORM
 from worker_svc.core.kernels.experts.widening import takes_floats, widen
 from worker_svc.core.kernels.launch import INTERPRETED
@@ -301,110 +299,3 @@ def test_few_pairs_have_rows_and_many_have_floats() -> None:
 
 def test_kernels_and_formats_have_the_same_blocks() -> None:
     assert (BLOCK, WORDS, TOGETHER) == (words.BLOCK, words.WORDS, kernel_weights.TOGETHER)
-
-
-def of_gpt_oss(outputs: int) -> ExpertWeights:
-    """As gpt-oss-20b's, with fewer experts."""
-    experts, inputs = 8, 2880
-    numbers = torch.zeros(experts, outputs // TOGETHER, -(-inputs // BLOCK), TOGETHER, WORDS, dtype=torch.int32)
-    return ExpertWeights(FP4, numbers, inputs, numbers[..., 0].contiguous(), torch.zeros(experts, outputs, 1))
-
-
-def in_blocks() -> ExpertWeights:
-    """Of 8 bits in blocks of 128."""
-    numbers, scales = torch.zeros(8, 4096, 2048).to(FP8), torch.zeros(8, 4096, 16)
-    return ExpertWeights(FP8_FORM, numbers, 2048, scales=scales, group=128)
-
-
-def of_qwen(outputs: int, inputs: int, group: int, experts: int = 8) -> ExpertWeights:
-    """As Qwen3-30B-A3B's in 4 bits, by default with fewer experts; group: as `ExpertWeights` has it."""
-    numbers = torch.zeros(experts, outputs // TOGETHER, inputs // BLOCK, TOGETHER, WORDS, dtype=torch.int32)
-    steps, each = (inputs // max(group, BLOCK), max(1, BLOCK // group)) if group else (1, 1)
-    scales = torch.zeros(experts, steps, outputs, each, dtype=torch.int32)
-    return ExpertWeights(INT4, numbers, inputs, scales=scales, group=group)
-
-
-def some_pairs(rows: int, experts: int) -> tuple[Routed, SortedPairs]:
-    to = Routed(torch.zeros(rows, 4, dtype=torch.int32), torch.zeros(rows, 4))
-    return to, SortedPairs(torch.zeros(rows * 4, dtype=torch.int32), *torch.zeros(2, experts, dtype=torch.int32))
-
-
-def launch(weight: ExpertWeights, dtype: torch.dtype = torch.bfloat16, fewest: int = 8) -> None:
-    for rows in (each for each in (8, 32, 64, 256, 1024) if each >= fewest):
-        to, pairs = some_pairs(rows, weight.count)
-        gate_tiles(torch.zeros(rows, weight.inputs, dtype=dtype), weight, None, to, pairs, activation="silu")
-
-
-def launch_added(weight: ExpertWeights) -> None:
-    vars(importlib.import_module(TILES))["_add_up"] = MagicMock()  # another test compiles it
-    for rows in (8, 32, 64, 256, 1024):
-        x = torch.zeros(rows * 4, weight.inputs, dtype=torch.bfloat16)
-        residual = torch.zeros(rows, weight.outputs, dtype=torch.bfloat16)
-        add_tiles(x, weight, None, *some_pairs(rows, weight.count), residual)
-
-
-def launch_rows(weight: ExpertWeights, dtype: torch.dtype) -> None:
-    to, _ = some_pairs(1, weight.count)
-    gate_rows(torch.zeros(1, weight.inputs, dtype=dtype), weight, None, to, activation="silu")
-
-
-def launch_added_rows(weight: ExpertWeights, dtype: torch.dtype) -> None:
-    to, _ = some_pairs(1, weight.count)
-    x, residual = torch.zeros(4, weight.inputs, dtype=dtype), torch.zeros(1, weight.outputs, dtype=dtype)
-    add_rows(x, weight, None, to, residual)
-
-
-@pytest.mark.parametrize(
-    ("weight", "instruction"),
-    [
-        (of_gpt_oss(5760), "wgmma"),
-        (in_blocks(), "cvt.rn.f16x2.e4m3x2"),
-        *((of_qwen(1536, 2048, group), "wgmma") for group in (32, 128)),
-    ],
-    ids=["fp4", "fp8", "int4_32", "int4_128"],
-)
-def test_stored_weights_are_read_by_a_hopper_s_own_instructions(
-    monkeypatch: pytest.MonkeyPatch, weight: ExpertWeights, instruction: str
-) -> None:
-    compile_for_hopper(monkeypatch, f"{TILES}._gate_tiles", instruction, launch, weight)
-
-
-@pytest.mark.parametrize(
-    "weight",
-    [of_gpt_oss(2880), *(of_qwen(2048, 768, group) for group in (0, 128))],
-    ids=["fp4", "int4", "int4_128"],
-)
-def test_products_of_four_bits_that_are_added_are_a_hopper_s_own_too(
-    monkeypatch: pytest.MonkeyPatch, weight: ExpertWeights
-) -> None:
-    compile_for_hopper(monkeypatch, f"{TILES}._multiply_tiles", "wgmma", launch_added, weight)
-
-
-@pytest.mark.parametrize("weight", [of_gpt_oss(5760), of_qwen(1536, 2048, 128)], ids=["fp4", "int4_128"])
-def test_tiles_of_four_bits_fit_a_hopper_in_fp32_too(monkeypatch: pytest.MonkeyPatch, weight: ExpertWeights) -> None:
-    compile_for_hopper(monkeypatch, f"{TILES}._gate_tiles", "wgmma", launch, weight, torch.float32, 256)
-
-
-@pytest.mark.parametrize(
-    ("group", "dtype"), [(0, torch.bfloat16), (16, torch.float16), (32, torch.bfloat16), (128, torch.float16)]
-)
-def test_a_few_rows_of_integers_are_decoded_in_pairs_by_a_hopper(
-    monkeypatch: pytest.MonkeyPatch, group: int, dtype: torch.dtype
-) -> None:
-    up, down = of_qwen(1536, 2048, group), of_qwen(2048, 768, group)
-    compile_for_hopper(monkeypatch, f"{WORD_ROWS}._gate_word_rows", "fma.rn.bf16x2", launch_rows, up, dtype)
-    compile_for_hopper(monkeypatch, f"{WORD_ROWS}._add_word_rows", "fma.rn.bf16x2", launch_added_rows, down, dtype)
-    pairs = "fma.rn.bf16x2" if dtype == torch.bfloat16 else "fma.rn.f16x2"
-    compile_for_hopper(monkeypatch, f"{EXPERT_KERNELS}.widening._widen", pairs, widen, down, dtype)
-
-
-def test_a_few_rows_of_four_bit_floats_are_decoded_in_pairs_by_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    up, down = of_gpt_oss(5760), of_gpt_oss(2880)
-    compile_for_hopper(monkeypatch, f"{WORD_ROWS}._gate_word_rows", "fma.rn.bf16x2", launch_rows, up, torch.bfloat16)
-    compile_for_hopper(monkeypatch, f"{WORD_ROWS}._add_word_rows", "fma.rn.bf16x2", launch_added_rows, down, DTYPE)
-
-
-def test_a_few_rows_of_eight_bits_are_decoded_by_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    decodes, dtype = "cvt.rn.f16x2.e4m3x2", torch.bfloat16
-    compile_for_hopper(monkeypatch, f"{FLOAT_ROWS}._gate_float_rows", decodes, launch_rows, in_blocks(), dtype)
-    compile_for_hopper(monkeypatch, f"{FLOAT_ROWS}._add_float_rows", decodes, launch_added_rows, in_blocks(), dtype)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
 from plans import Drive, drive
-from test_triton_runner import CONFIG, make_runner
+from runner_configs import CONFIG
+from test_triton_runner import make_runner
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from contract.domain.params import Sampling

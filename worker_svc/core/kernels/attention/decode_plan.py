@@ -24,8 +24,8 @@ def plan_shares(
     SEQUENCES: tl.constexpr,  # power of two from `sequences`
 ):
     """Contexts lie one after the other on a line, each as long as COST and its tiles of BLOCK_T tokens. Programs have
-    equal shares of the line, and attend to the tiles that begin there; or each has as many contexts, up to one, where
-    even the longest ones would not be more than such a share by what parts take that are added up.
+    equal shares of the line, and attend to the tiles that begin there; or each has as many whole contexts, give or
+    take one, where so many of the longest would not be more than such a share by over ADDED.
 
     A share's plan: its first sequence, the token at which it begins there, and its number of tiles. Then the first
     sequence's parts: where the first one is kept, the first and the last share that have one. Then the last sequence
